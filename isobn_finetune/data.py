@@ -7,7 +7,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isobn_finetune.errors import ConfigError
 from isobn_finetune.readers import Columns, read_glue_tsv, read_parquet
@@ -49,9 +49,10 @@ def load_splits(spec: TaskSpec, source: str, splits: Sequence[str] | None = None
 
         return {split: create_split(spec, columns) for split, columns in load_hub_splits(spec, wanted, needed).items()}
     if source == DEMO:
-        from isobn_finetune.demo import load_demo_splits
+        from isobn_finetune.demo import load_demo_rows
 
-        return {split: create_split(spec, columns) for split, columns in load_demo_splits(spec, wanted, needed).items()}
+        rows = {split: load_demo_rows(spec.name, split) for split in wanted}
+        return {split: create_split(spec, _transpose(spec, rows[split])) for split in rows}
     files = find_files(spec, source, wanted, needed)
     return {split: create_split(spec, _read_split(spec, split, paths)) for split, paths in files.items()}
 
@@ -175,6 +176,10 @@ def _complete_shards(split: str, shards: list[tuple[int, int, Path]]) -> list[Pa
         if index not in by_index:
             raise ConfigError(f"{folder}: {split}-{index:05d}-of-{totals[0]:05d}.parquet is missing. Put it there.")
     return [by_index[index] for index in range(totals[0])]
+
+
+def _transpose(spec: TaskSpec, rows: list[dict[str, Any]]) -> Columns:
+    return {name: [row[name] for row in rows] for name in (*spec.text_columns, "label")}
 
 
 def _read_split(spec: TaskSpec, split: str, paths: list[Path]) -> Columns:
