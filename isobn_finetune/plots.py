@@ -127,7 +127,9 @@ def _draw_line(
     """Draws one value per line over steps; values that are missing leave a gap."""
     numbers = [float(value) if _is_number(value) else np.nan for value in values]
     if lines and not np.isnan(numbers).all():
-        axes.plot([line["step"] for line in lines], numbers, label=label, **{"linewidth": 1.5, "markersize": 5, **style})
+        axes.plot(
+            [line["step"] for line in lines], numbers, label=label, **{"linewidth": 1.5, "markersize": 5, **style}
+        )
 
 
 def _finish(axes: Axes, title: str, label: str, best_step: int | None, empty: str) -> None:
