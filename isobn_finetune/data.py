@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -107,9 +108,9 @@ def find_files(spec: TaskSpec, source: str, wanted: Sequence[str], needed: set[s
     Raises:
         ConfigError: The folder, a needed file or a shard is missing; says what was looked for.
     """
-    root = Path(source).expanduser()
-    if not source or not root.is_dir():
-        kind = "a file, not a folder" if source and root.exists() else "no such folder"
+    root = Path(os.path.expanduser(source))
+    if not source or not os.path.isdir(root):
+        kind = "a file, not a folder" if source and os.path.exists(root) else "no such folder"
         raise ConfigError(f"--data '{source}': {kind}. Give 'hub', 'demo' or a folder with {spec.folder}/ in it.")
     folders = _task_folders(spec, root)
     if not folders:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import re
 import sys
 import time
@@ -132,18 +133,18 @@ def resolve_model(name: str) -> Path:
         from isobn_finetune.demo import tiny_model_dir
 
         return Path(tiny_model_dir())
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     local_problem = "no such folder"
-    if name and folder.is_dir():
+    if name and os.path.isdir(folder):
         model = folder
         if not (folder / _CONFIG).exists() and any((folder / file).exists() for file in ("result.json", "config.yaml")):
             model = folder / "model"
         if (model / _CONFIG).exists():
             return _check_model(name, model)
         local_problem = f"{model / _CONFIG} is missing"
-    elif name and folder.exists():
+    elif name and os.path.isfile(folder):
         local_problem = "a file, not a folder"
-    if not _is_repo_id(name) or folder.is_file():
+    if not _is_repo_id(name) or os.path.isfile(folder):
         raise ConfigError(f"--model '{name}': {local_problem}. Give 'tiny', a folder with a model, or a hub id.")
     # A folder without a model, say the output of an earlier run, does not hide the hub's model of that name.
     return _check_model(name, _cached_model(name) or _download_model(name, local_problem))
