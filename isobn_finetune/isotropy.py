@@ -30,6 +30,7 @@ With few rows (below about 5 d) EV_k reads high and IsoScore low; IsoScore* corr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -43,6 +44,7 @@ __all__ = [
     "CovarianceAccumulator",
     "compute_correlation",
     "compute_isotropy",
+    "compute_measures",
     "compute_spectrum",
     "explained_variance",
     "iso_score",
@@ -179,6 +181,37 @@ def compute_isotropy(embeddings: Source) -> dict[str, Any]:
     if accumulator.non_finite_rows:
         result["non_finite_rows"] = accumulator.non_finite_rows
     return result
+
+
+def compute_measures(accumulator: CovarianceAccumulator, top_k: int = 3) -> dict[str, Any]:
+    """Computes ``n`` and every measure of the covariance: ``ev1`` to ``ev<top_k>``, ``isoscore``, ``isoscore_star``, ...
+
+    Never NaN: as :func:`compute_isotropy`.
+    """
+    names = [f"ev{k}" for k in range(1, max(top_k, 3) + 1)]
+    result: dict[str, Any] = {"n": accumulator.count, **dict.fromkeys((*names, *_MEASURES))}
+    reasons = [why_undefined(accumulator)]
+    if reasons[0] is None:
+        result |= dict(zip(names, explained_variance(accumulator, len(names)).tolist(), strict=True))
+        for name, measure in _MEASURES.items():
+            try:
+                result[name] = measure(accumulator)
+            except ValueError as error:  # width 1, or one dimension that varies
+                reasons.append(str(error).rstrip("."))
+    if any(reasons):
+        result["reason"] = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    if accumulator.non_finite_rows:
+        result["non_finite_rows"] = accumulator.non_finite_rows
+    return result
+
+
+_MEASURES: dict[str, Callable[[CovarianceAccumulator], float]] = {
+    "isoscore": iso_score,
+    "isoscore_star": iso_score_star,
+    "participation_ratio": participation_ratio,
+    "mean_abs_correlation": mean_absolute_correlation,
+    "std_variation": std_variation,
+}
 
 
 def why_undefined(accumulator: CovarianceAccumulator) -> str | None:

@@ -41,7 +41,7 @@ def plot_curves(
     history: Iterable[Mapping[str, Any]],
     path: Path,
     title: str,
-    metric: str | None = None,
+    primary_metric: str | None = None,
     best_step: int | None = None,
 ) -> None:
     """Draws loss, score and EV_3 over training steps, side by side.
@@ -50,12 +50,13 @@ def plot_curves(
         history: Lines of ``history.jsonl``; values may be ``None``.
         path: Where the figure goes; its suffix is the format.
         title: Says which run this is.
-        metric: Which metric is the score; the first found if not given.
+        primary_metric: Which metric is the score; the first found if not given.
         best_step: Step of the best evaluation, marked in every panel.
     """
     lines = list(history)
     training = [line for line in lines if line.get("event") == "train"]
     evaluations = [line for line in lines if line.get("event") == "evaluation"]
+    metric = primary_metric
     if metric is None:
         metric = next((name for line in evaluations for name in line.get("metrics") or {}), None)
 

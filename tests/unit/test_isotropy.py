@@ -253,6 +253,34 @@ def test_constant_dimensions_leave_every_measure_defined() -> None:
     assert np.isfinite(isotropy.std_variation(embeddings))
 
 
+def test_all_measures_are_those_of_the_single_functions() -> None:
+    embeddings = draw(100, 5)
+    accumulator = CovarianceAccumulator()
+    accumulator.update(embeddings)
+    result = isotropy.compute_measures(accumulator, top_k=4)
+    assert result.pop("n") == 100
+    assert [result.pop(f"ev{k}") for k in range(1, 5)] == pytest.approx(share_by_svd(embeddings, 4), abs=1e-8)
+    assert result == {
+        "isoscore": isotropy.iso_score(embeddings),
+        "isoscore_star": isotropy.iso_score_star(embeddings),
+        "participation_ratio": isotropy.participation_ratio(embeddings),
+        "mean_abs_correlation": isotropy.mean_absolute_correlation(embeddings),
+        "std_variation": isotropy.std_variation(embeddings),
+    }
+
+
+def test_single_undefined_measures_are_null_and_the_others_stay() -> None:
+    accumulator = CovarianceAccumulator()
+    accumulator.update(np.array([[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]]))
+    result = isotropy.compute_measures(accumulator)
+    assert (result["ev1"], result["isoscore"], result["mean_abs_correlation"]) == (1.0, 0.0, None)
+    assert result["reason"] == "fewer than two dimensions vary, so there is no correlation"
+
+    undefined = isotropy.compute_measures(CovarianceAccumulator(2))
+    assert undefined["n"] == 0
+    assert {undefined[name] for name in undefined if name not in ("n", "reason")} == {None}
+
+
 def test_width_one_has_explained_variance_but_no_iso_score() -> None:
     result = compute_isotropy(draw(10, 1))
     assert (result["ev1"], result["ev3"], result["isoscore"]) == (1.0, 1.0, None)
