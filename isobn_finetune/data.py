@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,22 +63,20 @@ def compute_fingerprint(splits: Mapping[str, Dataset]) -> str:
     Labels that are real numbers count as float32, the precision of the hub's copy. The order of the splits does
     not matter, that of the rows does.
     """
+    import numpy as np
+
     digest = hashlib.sha256()
-
-    def add(data: bytes) -> None:
-        digest.update(struct.pack("<q", len(data)) + data)  # with its length, so that no two rows run into one
-
     for name in sorted(splits):
         split = splits[name]
-        texts = [column for column, kind in split.features.items() if kind.dtype == "string"]
-        add(name.encode())
-        digest.update(struct.pack("<qq", len(split), len(texts)))
-        for column in texts:
-            for text in split[column]:
-                add(text.encode())
-        form = "<f" if split.features["label"].dtype.startswith("float") else "<q"
-        for label in split["label"]:
-            digest.update(struct.pack(form, label))
+        columns = [column for column, kind in split.features.items() if kind.dtype == "string"]
+        digest.update(f"{name}\t{len(split)}\t{len(columns)}\n".encode())
+        for column in columns:
+            texts = [text.encode() for text in split[column][:]]
+            lengths = np.fromiter(map(len, texts), "<i8", len(texts))
+            digest.update(lengths.tobytes())  # so that no two texts run into one
+            digest.update(b"".join(texts))
+        kind = "<f4" if split.features["label"].dtype.startswith("float") else "<i8"
+        digest.update(np.asarray(split["label"][:], dtype=kind).tobytes())
     return digest.hexdigest()
 
 
