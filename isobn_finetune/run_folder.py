@@ -1,0 +1,192 @@
+"""The folder of one run: what stands where, and how files get there whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isobn_finetune.config import RunConfig, create_run_config, load_yaml
+from isobn_finetune.errors import ConfigError, DataError
+
+IDENTITY = ("task", "model", "norm", "seed", "data")
+"""What makes a run another run, so that ``--resume`` refuses a change."""
+
+
+class RunFolder:
+    """Paths and files of one run; the layout is fixed, people script against it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.result = self.path / "result.json"
+        self.history = self.path / "history.jsonl"
+        self.predictions = self.path / "predictions"
+        self.curves = self.path / "curves.png"
+        self.model = self.path / "model"
+        self.checkpoints = self.path / "checkpoints"
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Reads ``result.json``; ``None`` where the run is not over.
+
+        Raises:
+            DataError: The file is cut short or edited.
+        """
+        if not self.result.is_file():
+            return None
+        try:
+            result = json.loads(self.result.read_text(encoding="utf-8"))
+            if not isinstance(result["status"], str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"{self.result}: not a whole result file; --overwrite starts afresh") from None
+        return result
+
+    def describe(self) -> str:
+        """What is here, in words: ``a finished run (rte, isobn, seed 1)``."""
+        result = self.read_result()
+        kind = f"a {result['status']} run" if result else "a run that is not over"
+        try:
+            config = create_run_config(load_yaml(self.config), str(self.config))
+        except ConfigError:
+            return kind
+        return f"{kind} ({config.task}, {config.model.name}, norm {config.norm.name}, seed {config.seed})"
+
+    def is_occupied(self) -> bool:
+        """True where anything of a run stands here."""
+        return self.config.exists() or self.result.exists() or self.checkpoints.exists()
+
+    def check_usable(self) -> None:
+        """Finds out before any work whether the folder can be written.
+
+        Raises:
+            ConfigError: A file stands in the way, or there is no permission.
+        """
+        existing = self.path
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            raise ConfigError(f"{self.path}: {existing} is a file, so no folder can be made here; choose another --output-dir")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise ConfigError(f"{self.path}: no permission to write into {existing}; choose another --output-dir")
+
+    def differences(self, config: RunConfig) -> list[str]:
+        """Lists what differs between the config here and the given one: ``seed: 1 here, 2 asked for``."""
+        here = create_run_config(load_yaml(self.config), str(self.config)).model_dump()
+        asked = config.model_dump()
+        lines = []
+        for key in IDENTITY:
+            if isinstance(asked[key], dict):
+                inner = sorted({*here[key], *asked[key]})
+                pairs = [(f"{key}.{name}", here[key].get(name), asked[key].get(name)) for name in inner]
+            else:
+                pairs = [(key, here[key], asked[key])]
+            lines += [f"{name}: {old} here, {new} asked for" for name, old, new in pairs if old != new]
+        return lines
+
+    def start(self, config: RunConfig) -> None:
+        """Makes the folder and writes ``config.yaml``.
+
+        Raises:
+            ConfigError: The folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+            write_text(self.config, text)
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot write here ({error.strerror}); choose another --output-dir") from None
+
+    def clear(self) -> None:
+        """Removes what a run wrote, and nothing else."""
+        for path in (self.result, self.config, self.history, self.curves):
+            path.unlink(missing_ok=True)
+        for path in (self.checkpoints, self.predictions, self.model):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def append_history(self, line: Mapping[str, Any]) -> None:
+        """Adds one line to ``history.jsonl``."""
+        with self.history.open("a", encoding="utf-8") as file:
+            file.write(dump_json(line) + "\n")
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """Reads ``history.jsonl``; a last line cut short is left out."""
+        lines: list[dict[str, Any]] = []
+        if self.history.is_file():
+            for text in self.history.read_text(encoding="utf-8").split("\n"):
+                try:
+                    lines.append(json.loads(text))
+                except ValueError:
+                    continue
+        return lines
+
+    def cut_history(self, step: int) -> None:
+        """Forgets lines after ``step``, so that a resumed run writes no step twice."""
+        kept = [line for line in self.read_history() if line["step"] <= step]
+        write_text(self.history, "".join(dump_json(line) + "\n" for line in kept))
+
+
+def to_strict(value: Any) -> Any:
+    """Replaces numbers that strict JSON does not know by ``None``, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(key): to_strict(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_strict(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """Strict JSON text: no NaN, no infinity."""
+    return json.dumps(to_strict(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes strict JSON, whole or not at all."""
+    write_text(path, dump_json(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all: to a temporary name, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; results are as readable as the user's umask says.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def replace_folder(path: Path, fill: Any) -> None:
+    """Fills a folder under a temporary name by ``fill(folder)``, then puts it in the place of ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        fill(temporary)
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

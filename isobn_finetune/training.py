@@ -1,0 +1,463 @@
+"""One run: from a config to a run folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from transformers import enable_full_determinism, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from isobn_finetune.callbacks import (
+    BEST_FOLDER,
+    WEIGHTS_FILE,
+    EvaluationMemory,
+    HistoryWriter,
+    Interrupt,
+    Progress,
+    SkippedSteps,
+)
+from isobn_finetune.config import RunConfig
+from isobn_finetune.data import compute_fingerprint, load_splits
+from isobn_finetune.encoding import Feature, PaddingCollator, encode, limit_length
+from isobn_finetune.errors import ConfigError, DivergedError, InterruptedRunError, IsobnError
+from isobn_finetune.hub import resolve_model
+from isobn_finetune.inference import IsotropyProbe, compute_logits
+from isobn_finetune.loading import create_model, load_tokenizer
+from isobn_finetune.metrics import is_collapsed
+from isobn_finetune.model_card import write_model_card
+from isobn_finetune.modeling import IsobnForSequenceClassification
+from isobn_finetune.plots import plot_curves
+from isobn_finetune.precision import resolve_precision
+from isobn_finetune.run_folder import RunFolder, dump_json, replace_folder, to_strict, write_json, write_text
+from isobn_finetune.tasks import TaskSpec
+from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, predict_labels, score_logits
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = 1
+
+
+@dataclass
+class RunResult:
+    """What a run came to: the fields of ``result.json``, and the folder it stands in.
+
+    ``score`` is the primary metric on the selection split at the best evaluation, ``last_score`` at the last one.
+    """
+
+    output_dir: str
+    status: str
+    task: str
+    model: str
+    norm: dict[str, Any]
+    seed: int
+    primary_metric: str
+    score: float | None = None
+    last_score: float | None = None
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    best: dict[str, float] | None = None
+    collapsed: bool | None = None
+    isotropy: dict[str, Any] | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``result.json`` holds."""
+        values = asdict(self)
+        del values["output_dir"]
+        return {"schema": SCHEMA, **to_strict(values)}
+
+    @classmethod
+    def from_json(cls, output_dir: Path, values: Mapping[str, Any]) -> RunResult:
+        """Reads it back."""
+        known = {name: values.get(name) for name in cls.__dataclass_fields__ if name != "output_dir"}
+        return cls(output_dir=str(output_dir), **known)
+
+
+@dataclass
+class Inputs:
+    """All that a run reads, loaded and checked before anything is written."""
+
+    model_dir: Path
+    tokenizer: Any
+    splits: dict[str, Dataset]
+    fingerprint: str
+    precision: str
+
+
+def fine_tune(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -> RunResult:
+    """Fine-tunes one model on one task with one norm and writes a run folder.
+
+    Args:
+        config: What to do; ``output_dir`` is filled in where it is missing.
+        resume: Go on with the run in the folder. A finished one is returned as it is.
+        overwrite: Remove the run in the folder and start afresh.
+
+    Raises:
+        ConfigError: Nothing was started: model, data, options or output folder cannot be used.
+        DataError: A bad row in the data.
+        DivergedError: A number was no longer finite; ``result.json`` says so.
+        InterruptedRunError: A signal came; a checkpoint was saved.
+    """
+    config = config.resolve()
+    folder = RunFolder(str(config.output_dir))
+    finished = _check_folder(folder, config, resume, overwrite)
+    if finished is not None:
+        return finished
+    inputs = _load_inputs(config)
+    checkpoint = _prepare_folder(folder, config, inputs, resume, overwrite)
+    result = RunResult(
+        output_dir=str(folder.path),
+        status="failed",
+        task=config.task,
+        model=config.model.name,
+        norm=config.norm.model_dump(),
+        seed=config.seed,
+        primary_metric=config.best_metric,
+        data={
+            "source": config.data.source,
+            "rows": {split: len(rows) for split, rows in inputs.splits.items()},
+            "fingerprint": inputs.fingerprint,
+        },
+        environment=describe_environment(),
+    )
+    try:
+        _train_and_score(config, folder, inputs, checkpoint, result)
+    except (InterruptedRunError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        result.status = "diverged" if isinstance(error, DivergedError) else "failed"
+        # The text of an unforeseen error may quote rows of the data.
+        result.reason = str(error) if isinstance(error, IsobnError | OSError) else type(error).__name__
+        _write_if_possible(folder, result)
+        raise
+    return result
+
+
+def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite: bool) -> RunResult | None:
+    """Returns the finished run that ``resume`` finds, and refuses a folder that cannot be used."""
+    folder.check_usable()
+    if not folder.is_occupied():
+        if resume and folder.path.exists() and any(folder.path.iterdir()):
+            raise ConfigError(f"{folder.path}: nothing to resume here, and the folder is not empty")
+        return None
+    if overwrite:
+        return None
+    if not resume:
+        raise ConfigError(
+            f"{folder.path} holds {folder.describe()}. Choose another --output-dir, --resume to go on with it, "
+            "or --overwrite to start afresh"
+        )
+    if folder.config.exists():
+        differences = folder.differences(config)
+        if differences:
+            raise ConfigError(
+                f"{folder.path} holds another run: {'; '.join(differences)}. Choose another --output-dir, "
+                "or --overwrite to start afresh"
+            )
+    values = folder.read_result()
+    if values is None or values["status"] != "finished":
+        return None
+    logger.info("%s: this run was finished; nothing to do.", folder.path)
+    return RunResult.from_json(folder.path, values)
+
+
+def _load_inputs(config: RunConfig) -> Inputs:
+    """Loads model files, tokenizer and data, so that what is missing is said before any work."""
+    spec = config.spec
+    precision = resolve_precision(config.precision)
+    _check_tracker(config.train.report_to)
+    model_dir = resolve_model(config.model.name)
+    tokenizer = load_tokenizer(model_dir, config.model.trust_remote_code)
+    splits = load_splits(spec, config.data.source)
+    for split in ("train", spec.selection_split):
+        if len(splits[split]) == 0:
+            raise ConfigError(f"data.source {config.data.source}: split '{split}' of {spec.title} has no rows")
+    labelled = {split: rows for split, rows in splits.items() if split in ("train", *spec.labelled_dev_splits)}
+    return Inputs(model_dir, tokenizer, labelled, compute_fingerprint(labelled), precision)
+
+
+def _prepare_folder(
+    folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool
+) -> str | None:
+    """Makes the folder ready and returns the checkpoint to go on from."""
+    data_file = folder.checkpoints / "data.json"
+    checkpoint = None
+    if overwrite:
+        folder.clear()
+    elif resume and folder.checkpoints.is_dir():
+        if data_file.is_file() and inputs.fingerprint not in data_file.read_text(encoding="utf-8"):
+            raise ConfigError(
+                f"{folder.path} holds another run: the rows of {config.data.source} have changed since it began. "
+                "Choose another --output-dir, or --overwrite to start afresh"
+            )
+        checkpoint = get_last_checkpoint(str(folder.checkpoints))
+    folder.start(config)
+    folder.result.unlink(missing_ok=True)
+    if checkpoint is None:
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        folder.history.unlink(missing_ok=True)
+        if resume:
+            logger.info("%s: no checkpoint yet; starting from the beginning.", folder.path)
+    else:
+        step = int(checkpoint.rpartition("-")[2])
+        folder.cut_history(step)
+        logger.info("Going on from step %d.", step)
+    write_json(data_file, {"fingerprint": inputs.fingerprint})
+    return checkpoint
+
+
+def _train_and_score(
+    config: RunConfig, folder: RunFolder, inputs: Inputs, checkpoint: str | None, result: RunResult
+) -> None:
+    spec = config.spec
+    # Before the model: the head is drawn from this seed too.
+    seed_everything(config.seed)
+    model = create_model(
+        inputs.model_dir, spec, config.norm.model_dump(), config.model.pooling, config.model.trust_remote_code
+    )
+    if config.train.gradient_checkpointing:
+        _enable_gradient_checkpointing(model)
+    max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
+    features = {split: encode(rows, spec, inputs.tokenizer, max_length) for split, rows in inputs.splits.items()}
+    dev = {split: features[split] for split in (spec.selection_split, *spec.labelled_dev_splits) if split in features}
+    _say_plan(config, features, inputs, model)
+
+    collator = PaddingCollator(inputs.tokenizer)
+    interrupt, skipped = Interrupt(), SkippedSteps(config.train.max_skipped_steps)
+    progress = Progress(f"{spec.title}, {config.norm.name}")
+    callbacks = [EvaluationMemory(config.train.early_stopping_patience), HistoryWriter(folder), skipped, interrupt, progress]
+    trainer = SentenceTrainer(
+        spec=spec,
+        folder=folder,
+        dev=dev,
+        best_metric=config.best_metric,
+        eval_batch_size=config.train.eval_batch_size,
+        label_smoothing=config.train.label_smoothing,
+        class_weights=_class_weights(config, features["train"]),
+        model=model,
+        args=create_training_arguments(config, folder.checkpoints, inputs.precision, _drop_last(config, features)),
+        train_dataset=features["train"],
+        eval_dataset=dev[spec.selection_split],
+        data_collator=collator,
+        processing_class=inputs.tokenizer,
+        callbacks=callbacks,
+    )
+    skipped.trainer = trainer
+    started = time.perf_counter()
+    try:
+        with interrupt.watch():
+            trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        progress.close()
+    if interrupt.signal_name:
+        raise InterruptedRunError(
+            f"{folder.path}: interrupted by {interrupt.signal_name} and saved at step {trainer.state.global_step}; "
+            "--resume goes on"
+        )
+    seconds = time.perf_counter() - started
+    result.train = {
+        "steps": trainer.state.global_step,
+        "epochs": round(trainer.state.epoch or 0, 4),
+        "seconds": round(seconds, 3),
+        "samples_per_second": round(_rows_seen(trainer, config, len(features["train"])) / seconds, 3),
+        "precision": inputs.precision,
+        "real_token_fraction": round(collator.real_tokens / max(collator.all_tokens, 1), 4),
+    }
+    if inputs.precision == "fp16":
+        result.train["skipped_steps"] = skipped.total
+    memory = next(c for c in trainer.callback_handler.callbacks if isinstance(c, EvaluationMemory))
+    result.best = {"epoch": round(memory.best_epoch, 4), "step": memory.best_step}
+    result.last_score = memory.last_score
+    model.load_state_dict(load_file(folder.checkpoints / BEST_FOLDER / WEIGHTS_FILE))
+    _write_results(config, folder, inputs, trainer, features, dev, result)
+
+
+def _write_results(
+    config: RunConfig,
+    folder: RunFolder,
+    inputs: Inputs,
+    trainer: SentenceTrainer,
+    features: dict[str, list[Feature]],
+    dev: dict[str, list[Feature]],
+    result: RunResult,
+) -> None:
+    """Scores the best model and writes everything, ``result.json`` last."""
+    spec, model = config.spec, trainer.model
+    collate, batch_size = trainer.eval_collator, config.train.eval_batch_size
+    reasons = []
+    for split, rows in dev.items():
+        logits = compute_logits(model, rows, collate, batch_size)
+        scores, _ = score_logits(spec, logits, rows)
+        result.metrics[split] = scores.values
+        reasons += [f"{split}: {reason}" for reason in scores.reasons.values()]
+        write_predictions(folder.predictions / f"{split}.jsonl", spec, logits, inputs.splits[split])
+        if split == spec.selection_split:
+            result.score = scores.values[config.best_metric]
+            result.collapsed = is_collapsed(predict_labels(spec, logits), spec.is_regression)
+    result.isotropy = _measure_isotropy(trainer, features["train"])
+    result.reason = "; ".join(reasons) or None
+    result.status = "finished"
+    plot_curves(
+        folder.read_history(),
+        folder.curves,
+        f"{spec.title}, {config.model.name}, {config.norm.name}, seed {config.seed}",
+        primary_metric=config.best_metric,
+        best_step=int((result.best or {})["step"]),
+    )
+
+    def save(target: Path) -> None:
+        model.save_pretrained(target)
+        inputs.tokenizer.save_pretrained(target)
+        write_model_card(target, config, result)
+
+    replace_folder(folder.model, save)
+    write_json(folder.result, result.to_json())
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+
+
+def write_predictions(path: Path, spec: TaskSpec, logits: np.ndarray, rows: Dataset) -> None:
+    """Writes one line a row: ``idx``, ``prediction``, ``label`` (``null`` where hidden), and ``probabilities``."""
+    lines = []
+    labels = rows["label"]
+    if spec.is_regression:
+        hidden = not spec_has_labels(rows)
+        for index, (score, label) in enumerate(zip(logits[:, 0].tolist(), labels, strict=True)):
+            lines.append({"idx": index, "prediction": score, "label": None if hidden else label})
+    else:
+        shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+        for index, (row, label) in enumerate(zip((shifted / shifted.sum(axis=1, keepdims=True)).tolist(), labels, strict=True)):
+            prediction = spec.labels[int(np.argmax(row))]
+            known = spec.labels[label] if label >= 0 else None
+            probabilities = dict(zip(spec.labels, row, strict=True))
+            lines.append({"idx": index, "prediction": prediction, "label": known, "probabilities": probabilities})
+    write_text(path, "".join(dump_json(line) + "\n" for line in lines))
+
+
+def spec_has_labels(rows: Dataset) -> bool:
+    """False where a split's labels are hidden (all of them -1)."""
+    return any(label != -1 for label in rows["label"])
+
+
+def _measure_isotropy(trainer: SentenceTrainer, train: list[Feature]) -> dict[str, Any]:
+    """Isotropy on training rows: dev sets are often smaller than the model is wide, and that biases it."""
+    # Evenly over the file: it may be sorted.
+    count = min(len(train), 5 * trainer.model.config.hidden_size)
+    chosen = np.linspace(0, len(train) - 1, count).round().astype(int)
+    probe = IsotropyProbe()
+    compute_logits(trainer.model, [train[row] for row in chosen], trainer.eval_collator, trainer.eval_batch_size, probe)
+    measured = probe.measure(trainer.model.norm)
+    return {"n": measured.pop("n"), "split": "train", **measured}
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds python, numpy and torch; on a GPU also asks for kernels that repeat."""
+    if torch.cuda.is_available():
+        enable_full_determinism(seed, warn_only=True)
+    else:
+        set_seed(seed)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, platform and device."""
+    packages = ("torch", "transformers", "datasets", "evaluate", "accelerate", "numpy", "scipy", "scikit-learn")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "isobn-finetune": version("isobn-finetune"),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "platform": platform.platform(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _class_weights(config: RunConfig, train: list[Feature]) -> torch.Tensor | None:
+    weights = config.train.class_weights
+    if weights is None:
+        return None
+    labels = config.spec.labels
+    if weights == "balanced":
+        counts = np.bincount([feature["labels"] for feature in train], minlength=len(labels))
+        if (counts == 0).any():
+            raise ConfigError(f"train.class_weights: no training row is '{labels[int(counts.argmin())]}'")
+        return torch.tensor(len(train) / (len(labels) * counts), dtype=torch.float32)
+    return torch.tensor([weights[name] for name in labels], dtype=torch.float32)
+
+
+def _enable_gradient_checkpointing(model: IsobnForSequenceClassification) -> None:
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(f"train.gradient_checkpointing: transformers' {model.config.family.title} cannot do it")
+    # The norm stands outside the encoder's checkpointed layers, so no batch enters its statistics twice.
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _drop_last(config: RunConfig, features: dict[str, list[Feature]]) -> bool:
+    """Whether an epoch leaves its last, shorter batch out; never its only one."""
+    rows, batch_size = len(features["train"]), config.train.batch_size
+    return config.train.drop_last and rows >= batch_size
+
+
+def _rows_seen(trainer: SentenceTrainer, config: RunConfig, rows: int) -> int:
+    steps = trainer.state.global_step - trainer._initial_global_step
+    return min(steps * config.train.batch_size * config.train.gradient_accumulation_steps, round(config.train.epochs * rows))
+
+
+def _say_plan(
+    config: RunConfig, features: dict[str, list[Feature]], inputs: Inputs, model: IsobnForSequenceClassification
+) -> None:
+    """What is about to happen, in two lines, and the rule for a last short batch where there is one."""
+    spec, train = config.spec, config.train
+    rows = ", ".join(f"{len(split)} {name}" for name, split in features.items())
+    logger.info("%s: %s rows from %s.", spec.title, rows, config.data.source)
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    logger.info(
+        "%s: %s, %.1fM parameters; norm %s; %s on %s.",
+        config.model.name,
+        model.config.family.title,
+        millions,
+        config.norm.name,
+        inputs.precision,
+        "GPU" if torch.cuda.is_available() else "CPU",
+    )
+    rest = len(features["train"]) % train.batch_size
+    if rest and _drop_last(config, features):
+        logger.info("Each epoch leaves its last %d rows out, less than a batch (train.drop_last).", rest)
+    elif rest == 1 and config.norm.name != "none":
+        logger.info("An epoch's last batch has one row: the norm applies its running values to it.")
+
+
+def _check_tracker(report_to: str) -> None:
+    """Refuses a tracker that is not there, or that would ask for a login in the middle of a run."""
+    if report_to == "none":
+        return
+    if importlib.util.find_spec(report_to) is None:
+        raise ConfigError(f"train.report_to: package '{report_to}' is not installed; pip install {report_to}")
+    offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
+    has_key = bool(os.environ.get("WANDB_API_KEY")) or (Path.home() / ".netrc").is_file()
+    if report_to == "wandb" and not (offline or has_key or sys.stdin.isatty()):
+        raise ConfigError("train.report_to: wandb has no key and no terminal to ask on; set WANDB_API_KEY or WANDB_MODE=offline")
+
+
+def _write_if_possible(folder: RunFolder, result: RunResult) -> None:
+    """The folder may be what failed."""
+    try:
+        write_json(folder.result, result.to_json())
+    except OSError as error:
+        logger.warning("%s: could not be written (%s).", folder.result, error.strerror)
