@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from isobn_finetune.isotropy import explained_variance
     from isobn_finetune.loading import load_model
     from isobn_finetune.norms import IsoBN
-    from isobn_finetune.training import RunResult, fine_tune
+    from isobn_finetune.results import RunResult
+    from isobn_finetune.training import fine_tune
 
 _HOMES = {
     "IsoBN": "norms",
     "RunConfig": "config",
-    "RunResult": "training",
+    "RunResult": "results",
     "explained_variance": "isotropy",
     "fine_tune": "training",
     "load_model": "loading",

@@ -50,9 +50,7 @@ class EvaluationMemory(TrainerCallback, ExportableState):
         if args.eval_strategy == "steps" and state.global_step >= state.max_steps:
             control.should_evaluate = True
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Compares the evaluation's ``eval_score`` with the best so far. An undefined score is never best."""
         score = self.last_score = kwargs["metrics"]["eval_score"]
         first = self.best_step == 0
@@ -61,7 +59,9 @@ class EvaluationMemory(TrainerCallback, ExportableState):
             self.best_score, self.best_step, self.best_epoch = score, state.global_step, state.epoch or 0.0
             self.without_gain = 0
             weights = {name: tensor.contiguous() for name, tensor in kwargs["model"].state_dict().items()}
-            replace_folder(Path(args.output_dir) / BEST_FOLDER, lambda folder: save_file(weights, folder / WEIGHTS_FILE))
+            replace_folder(
+                Path(args.output_dir) / BEST_FOLDER, lambda folder: save_file(weights, folder / WEIGHTS_FILE)
+            )
             return
         self.without_gain += 1
         if self.patience is not None and self.without_gain >= self.patience:
@@ -143,7 +143,9 @@ class Interrupt(TrainerCallback):
             control.should_save = control.should_training_stop = True
             control.should_evaluate = control.should_log = False
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Keeps the Trainer from taking the break for an epoch's end."""
         if self.signal_name is not None:
             control.should_evaluate = control.should_log = control.should_save = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,8 +12,10 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from isobn_finetune.config import create_run_config, load_yaml, merge, nest, parse_overrides
-from isobn_finetune.errors import ConfigError, IsobnError
+from isobn_finetune.commands.options import Debug
+from isobn_finetune.commands.run import RUN_EXAMPLES, run
+from isobn_finetune.config import create_run_config, load_yaml
+from isobn_finetune.errors import IsobnError
 from isobn_finetune.version import __version__
 
 app = typer.Typer(
@@ -25,9 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 list_app = typer.Typer(help="List tasks, norms or models.", rich_markup_mode=None)
+app.command("run", epilog=RUN_EXAMPLES)(run)
 app.add_typer(list_app, name="list")
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -43,70 +43,6 @@ def common(
     ] = False,
 ) -> None:
     """Fine-tune BERT-family encoders on sentence tasks with isotropic batch normalization (IsoBN, AAAI 2021)."""
-
-
-@app.command(
-    epilog="Examples:  isobn-finetune run --task stsb --model tiny   |   "
-    "isobn-finetune run --task rte --model roberta-base --norm isobn --seed 3   |   "
-    "isobn-finetune run --config runs/rte/config.yaml --output-dir runs/again --set norm.beta=0.25"
-)
-def run(
-    task: Annotated[str | None, typer.Option(help="Task, such as rte or STS-B; see 'list tasks'.")] = None,
-    model: Annotated[str | None, typer.Option(help="Hub id, local folder, or 'tiny'; see 'list models'.")] = None,
-    norm: Annotated[str | None, typer.Option(help="none, batchnorm or isobn.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="'hub', 'demo', or a folder in GLUE's original layout or with parquet.")
-    ] = None,
-    output_dir: Annotated[
-        str | None, typer.Option(help="Run folder. [default: runs/<model>/<task>/<norm>/seed_<n>]")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of head, dropout and order of rows.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, fp32, bf16 or fp16.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the training rows.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Tokens a row; longer rows are cut.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file; named options and --set win over it.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config key; may be repeated.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run there and start afresh.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Fine-tune one model on one task with one norm."""
-    if resume and overwrite:
-        raise ConfigError("--resume and --overwrite exclude each other: go on with the run, or start afresh")
-    named = {
-        "task": task,
-        "model.name": model,
-        "norm.name": norm,
-        "data.source": data,
-        "output_dir": output_dir,
-        "seed": seed,
-        "precision": precision,
-        "train.epochs": epochs,
-        "train.max_steps": max_steps,
-        "train.batch_size": batch_size,
-        "train.learning_rate": learning_rate,
-        "data.max_length": max_length,
-    }
-    if resume and config is None and output_dir is not None and (Path(output_dir) / "config.yaml").is_file():
-        config = Path(output_dir) / "config.yaml"
-        named["output_dir"] = output_dir
-    values: dict[str, Any] = load_yaml(config) if config is not None else {}
-    values = merge(values, parse_overrides(overrides or []))
-    for key, value in named.items():
-        if value is not None:
-            values = merge(values, nest(key, value))
-    run_config = create_run_config(values, str(config or ""))
-
-    _quiet_libraries()
-    from isobn_finetune.summary import format_summary
-    from isobn_finetune.training import fine_tune
-
-    typer.echo(format_summary(fine_tune(run_config, resume=resume, overwrite=overwrite)))
 
 
 @app.command(epilog="Example:  isobn-finetune validate configs/smoke.yaml")
@@ -150,14 +86,6 @@ def list_models() -> None:
     typer.echo("tiny           ships with the package, needs no network")
     for family in FAMILIES.values():
         typer.echo(f"{family.title:<14} such as {family.example}")
-
-
-def _quiet_libraries() -> None:
-    """Keeps the libraries' own chatter off the terminal; set before they are imported."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("DATASETS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1" if not sys.stderr.isatty() else "0")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 class _StderrHandler(logging.StreamHandler):

@@ -125,7 +125,7 @@ class TrainConfig(Section):
         return value
 
 
-TINY_DEFAULTS = {"data": {"source": "demo"}, "train": {"learning_rate": 5e-4}}
+TINY_DEFAULTS: dict[str, dict[str, Any]] = {"data": {"source": "demo"}, "train": {"learning_rate": 5e-4}}
 """The built-in encoder knows the words of the built-in corpus, and at a hundredth of BERT's size learns faster."""
 
 
@@ -136,7 +136,9 @@ class RunConfig(Section):
 
     task: str
     seed: int = Field(1, ge=0, lt=2**32, description="of head, dropout and order of rows")
-    precision: Precision = Field("auto", description="auto: bf16 where the hardware has it, else fp16 on a GPU, else fp32")
+    precision: Precision = Field(
+        "auto", description="auto: bf16 where the hardware has it, else fp16 on a GPU, else fp32"
+    )
     output_dir: str | None = Field(None, description="run folder; null: runs/<model>/<task>/<norm>/seed_<n>")
     model: ModelConfig = Field(default_factory=lambda: ModelConfig(name="roberta-base"))
     data: DataConfig = Field(default_factory=DataConfig)
@@ -326,7 +328,9 @@ def _unknown_keys(values: Mapping[str, Any]) -> list[str]:
     if isinstance(norm, Mapping):
         name = norm.get("name", "isobn")
         if name not in NORM_CONFIGS:
-            problems.append(f"norm.name: unknown norm '{name}'. Known: {', '.join(NORM_CONFIGS)}.{nearest(name, NORM_CONFIGS)}")
+            problems.append(
+                f"norm.name: unknown norm '{name}'. Known: {', '.join(NORM_CONFIGS)}.{nearest(name, NORM_CONFIGS)}"
+            )
         else:
             known_sections["norm"] = NORM_CONFIGS[name]
     all_keys = [f"{section}.{key}" for section, model in known_sections.items() for key in model.model_fields]

@@ -56,7 +56,7 @@ class Family:
 
 
 _BERT_DROPOUT = ("classifier_dropout", "hidden_dropout_prob")
-_HEAD = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
+_HEAD: Any = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
 
 FAMILIES: dict[str, Family] = {
     "bert": Family(
@@ -92,7 +92,12 @@ FAMILIES: dict[str, Family] = {
         "classifier",
     ),
     "mpnet": Family(
-        "MPNet", "microsoft/mpnet-base", activation="tanh", dropout=("hidden_dropout_prob",), position_offset=True, **_HEAD
+        "MPNet",
+        "microsoft/mpnet-base",
+        activation="tanh",
+        dropout=("hidden_dropout_prob",),
+        position_offset=True,
+        **_HEAD,
     ),
     "modernbert": Family(
         "ModernBERT",

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from isobn_finetune.encoding import Feature
 from isobn_finetune.isotropy import CovarianceAccumulator, compute_isotropy
@@ -22,9 +21,10 @@ class IsotropyProbe:
 
     def __call__(self, output: SentenceClassifierOutput) -> None:
         """Takes a batch in."""
+        assert output.pooler_output is not None  # the model always gives it
         self._pooler_output.update(output.pooler_output)
 
-    def measure(self, norm: nn.Module) -> dict[str, Any]:
+    def measure(self, norm: Any) -> dict[str, Any]:
         """Isotropy before the norm and after it: ``{"n", "pooler_output": {...}, "normed_output": {...}}``.
 
         In eval mode a norm is affine, so the second follows exactly from the first's covariance.

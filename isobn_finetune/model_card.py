@@ -11,7 +11,7 @@ from isobn_finetune.config import RunConfig
 from isobn_finetune.run_folder import write_text
 
 if TYPE_CHECKING:
-    from isobn_finetune.training import RunResult
+    from isobn_finetune.results import RunResult
 
 
 def write_model_card(folder: Path, config: RunConfig, result: RunResult) -> None:
@@ -26,7 +26,9 @@ def write_model_card(folder: Path, config: RunConfig, result: RunResult) -> None
     ]
     isotropy = result.isotropy or {}
     measures = [
-        f"| {place} | " + " | ".join(_number(isotropy[place].get(key)) for key in ("ev1", "ev2", "ev3", "isoscore")) + " |"
+        f"| {place} | "
+        + " | ".join(_number(isotropy[place].get(key)) for key in ("ev1", "ev2", "ev3", "isoscore"))
+        + " |"
         for place in ("pooler_output", "normed_output")
         if place in isotropy
     ]

@@ -6,7 +6,6 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
@@ -43,7 +42,7 @@ class IsobnConfig(PreTrainedConfig):
         if isinstance(encoder_config, dict):
             encoder_config = AutoConfig.for_model(**encoder_config)
         # transformers builds a config without arguments to learn its defaults.
-        self.encoder_config = encoder_config if encoder_config is not None else AutoConfig.for_model("bert")
+        self.encoder_config: Any = encoder_config if encoder_config is not None else AutoConfig.for_model("bert")
         self.norm = dict(norm or {"name": "none"})
         self.pooling = pooling
         super().__init__(**kwargs)
@@ -210,7 +209,7 @@ class IsobnForSequenceClassification(PreTrainedModel):
 
 
 def _takes_token_types(encoder: PreTrainedModel) -> bool:
-    """False where the encoder has no argument for them, or one embedding alone: a tokenizer may give them all the same."""
+    """False where the encoder has no argument for them or but one embedding: tokenizers may give them all the same."""
     known = "token_type_ids" in inspect.signature(encoder.forward).parameters
     return known and getattr(encoder.config, "type_vocab_size", 2) != 1
 

@@ -37,5 +37,5 @@ def resolve_precision(precision: str) -> str:
 def _cpu_has_bf16() -> bool:
     """True where matrix products in bf16 have instructions of their own."""
     # Older releases of torch cannot say; fp32 is right on every CPU.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

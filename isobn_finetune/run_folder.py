@@ -73,7 +73,9 @@ class RunFolder:
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
-            raise ConfigError(f"{self.path}: {existing} is a file, so no folder can be made here; choose another --output-dir")
+            raise ConfigError(
+                f"{self.path}: {existing} is a file, so no folder can be made here; choose another --output-dir"
+            )
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"{self.path}: no permission to write into {existing}; choose another --output-dir")
 
@@ -102,7 +104,9 @@ class RunFolder:
             text = yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
             write_text(self.config, text)
         except OSError as error:
-            raise ConfigError(f"{self.path}: cannot write here ({error.strerror}); choose another --output-dir") from None
+            raise ConfigError(
+                f"{self.path}: cannot write here ({error.strerror}); choose another --output-dir"
+            ) from None
 
     def clear(self) -> None:
         """Removes what a run wrote, and nothing else."""

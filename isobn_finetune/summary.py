@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from isobn_finetune.tasks import get_task
 
 if TYPE_CHECKING:
-    from isobn_finetune.training import RunResult
+    from isobn_finetune.results import RunResult
 
 
 def format_summary(result: RunResult) -> str:
@@ -18,7 +18,8 @@ def format_summary(result: RunResult) -> str:
     lines = [
         f"{spec.title}, {result.model}, norm {result.norm['name']}, seed {result.seed}",
         "",
-        f"  {result.primary_metric:<22}{_number(result.score)}   best, epoch {best.get('epoch', 0):g}, {spec.selection_split}",
+        f"  {result.primary_metric:<22}{_number(result.score)}   "
+        f"best, epoch {best.get('epoch', 0):g}, {spec.selection_split}",
         f"  {'':<22}{_number(result.last_score)}   last epoch",
     ]
     for split, metrics in result.metrics.items():

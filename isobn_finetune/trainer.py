@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerControl, TrainingArguments
 
 from isobn_finetune.config import RunConfig, TrainConfig
 from isobn_finetune.encoding import Feature, PaddingCollator
@@ -24,6 +24,7 @@ from isobn_finetune.run_folder import RunFolder
 from isobn_finetune.tasks import TaskSpec
 
 logger = logging.getLogger(__name__)
+
 
 class SentenceTrainer(Trainer):
     """Trains a sentence classifier.
@@ -55,6 +56,7 @@ class SentenceTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.control: TrainerControl
         self.remove_callback(PrinterCallback)  # it prints every log to stdout; callbacks.Progress shows them
         self.spec = spec
         self.folder = folder
@@ -134,13 +136,16 @@ class SentenceTrainer(Trainer):
         self.model.save_pretrained(output_dir, state_dict=state_dict)
 
     def _advice(self) -> str:
-        return ". Try a smaller --learning-rate, or train.max_grad_norm above 0; nothing of this run was saved as a model"
+        return ". Try a smaller --learning-rate, or train.max_grad_norm above 0; no model of this run was saved"
 
     def _say_skipped_batches(self) -> None:
         norm = self.model.norm
         if isinstance(norm, StatisticsNorm) and not self._said_skipped and int(norm.num_batches_skipped):
             self._said_skipped = True
-            logger.warning(f"{int(norm.num_batches_skipped)} batches with values that are not finite left the norm's statistics as they were.")
+            logger.warning(
+                "Batches with values that are not finite do not enter the norm's statistics: %d so far.",
+                int(norm.num_batches_skipped),
+            )
 
 
 def score_logits(spec: TaskSpec, logits: np.ndarray, features: Sequence[Feature]) -> tuple[MetricResult, float]:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
-import platform
 import shutil
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,51 +37,12 @@ from isobn_finetune.model_card import write_model_card
 from isobn_finetune.modeling import IsobnForSequenceClassification
 from isobn_finetune.plots import plot_curves
 from isobn_finetune.precision import resolve_precision
-from isobn_finetune.run_folder import RunFolder, dump_json, replace_folder, to_strict, write_json, write_text
-from isobn_finetune.tasks import TaskSpec
+from isobn_finetune.results import RunResult, describe_environment, write_predictions, write_result_if_possible
+from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
+from isobn_finetune.trackers import check_tracker
 from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, predict_labels, score_logits
 
 logger = logging.getLogger(__name__)
-
-SCHEMA = 1
-
-
-@dataclass
-class RunResult:
-    """What a run came to: the fields of ``result.json``, and the folder it stands in.
-
-    ``score`` is the primary metric on the selection split at the best evaluation, ``last_score`` at the last one.
-    """
-
-    output_dir: str
-    status: str
-    task: str
-    model: str
-    norm: dict[str, Any]
-    seed: int
-    primary_metric: str
-    score: float | None = None
-    last_score: float | None = None
-    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    best: dict[str, float] | None = None
-    collapsed: bool | None = None
-    isotropy: dict[str, Any] | None = None
-    train: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    reason: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``result.json`` holds."""
-        values = asdict(self)
-        del values["output_dir"]
-        return {"schema": SCHEMA, **to_strict(values)}
-
-    @classmethod
-    def from_json(cls, output_dir: Path, values: Mapping[str, Any]) -> RunResult:
-        """Reads it back."""
-        known = {name: values.get(name) for name in cls.__dataclass_fields__ if name != "output_dir"}
-        return cls(output_dir=str(output_dir), **known)
 
 
 @dataclass
@@ -145,7 +100,7 @@ def fine_tune(config: RunConfig, *, resume: bool = False, overwrite: bool = Fals
         result.status = "diverged" if isinstance(error, DivergedError) else "failed"
         # The text of an unforeseen error may quote rows of the data.
         result.reason = str(error) if isinstance(error, IsobnError | OSError) else type(error).__name__
-        _write_if_possible(folder, result)
+        write_result_if_possible(folder, result)
         raise
     return result
 
@@ -182,7 +137,7 @@ def _load_inputs(config: RunConfig) -> Inputs:
     """Loads model files, tokenizer and data, so that what is missing is said before any work."""
     spec = config.spec
     precision = resolve_precision(config.precision)
-    _check_tracker(config.train.report_to)
+    check_tracker(config.train.report_to)
     model_dir = resolve_model(config.model.name)
     tokenizer = load_tokenizer(model_dir, config.model.trust_remote_code)
     splits = load_splits(spec, config.data.source)
@@ -193,9 +148,7 @@ def _load_inputs(config: RunConfig) -> Inputs:
     return Inputs(model_dir, tokenizer, labelled, compute_fingerprint(labelled), precision)
 
 
-def _prepare_folder(
-    folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool
-) -> str | None:
+def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool) -> str | None:
     """Makes the folder ready and returns the checkpoint to go on from."""
     data_file = folder.checkpoints / "data.json"
     checkpoint = None
@@ -242,7 +195,13 @@ def _train_and_score(
     collator = PaddingCollator(inputs.tokenizer)
     interrupt, skipped = Interrupt(), SkippedSteps(config.train.max_skipped_steps)
     progress = Progress(f"{spec.title}, {config.norm.name}")
-    callbacks = [EvaluationMemory(config.train.early_stopping_patience), HistoryWriter(folder), skipped, interrupt, progress]
+    callbacks = [
+        EvaluationMemory(config.train.early_stopping_patience),
+        HistoryWriter(folder),
+        skipped,
+        interrupt,
+        progress,
+    ]
     trainer = SentenceTrainer(
         spec=spec,
         folder=folder,
@@ -332,29 +291,6 @@ def _write_results(
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
 
 
-def write_predictions(path: Path, spec: TaskSpec, logits: np.ndarray, rows: Dataset) -> None:
-    """Writes one line a row: ``idx``, ``prediction``, ``label`` (``null`` where hidden), and ``probabilities``."""
-    lines = []
-    labels = rows["label"]
-    if spec.is_regression:
-        hidden = not spec_has_labels(rows)
-        for index, (score, label) in enumerate(zip(logits[:, 0].tolist(), labels, strict=True)):
-            lines.append({"idx": index, "prediction": score, "label": None if hidden else label})
-    else:
-        shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-        for index, (row, label) in enumerate(zip((shifted / shifted.sum(axis=1, keepdims=True)).tolist(), labels, strict=True)):
-            prediction = spec.labels[int(np.argmax(row))]
-            known = spec.labels[label] if label >= 0 else None
-            probabilities = dict(zip(spec.labels, row, strict=True))
-            lines.append({"idx": index, "prediction": prediction, "label": known, "probabilities": probabilities})
-    write_text(path, "".join(dump_json(line) + "\n" for line in lines))
-
-
-def spec_has_labels(rows: Dataset) -> bool:
-    """False where a split's labels are hidden (all of them -1)."""
-    return any(label != -1 for label in rows["label"])
-
-
 def _measure_isotropy(trainer: SentenceTrainer, train: list[Feature]) -> dict[str, Any]:
     """Isotropy on training rows: dev sets are often smaller than the model is wide, and that biases it."""
     # Evenly over the file: it may be sorted.
@@ -372,20 +308,6 @@ def seed_everything(seed: int) -> None:
         enable_full_determinism(seed, warn_only=True)
     else:
         set_seed(seed)
-
-
-def describe_environment() -> dict[str, Any]:
-    """Versions, platform and device."""
-    packages = ("torch", "transformers", "datasets", "evaluate", "accelerate", "numpy", "scipy", "scikit-learn")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "isobn-finetune": version("isobn-finetune"),
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "platform": platform.platform(),
-        "device": device,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _class_weights(config: RunConfig, train: list[Feature]) -> torch.Tensor | None:
@@ -416,7 +338,9 @@ def _drop_last(config: RunConfig, features: dict[str, list[Feature]]) -> bool:
 
 def _rows_seen(trainer: SentenceTrainer, config: RunConfig, rows: int) -> int:
     steps = trainer.state.global_step - trainer._initial_global_step
-    return min(steps * config.train.batch_size * config.train.gradient_accumulation_steps, round(config.train.epochs * rows))
+    return min(
+        steps * config.train.batch_size * config.train.gradient_accumulation_steps, round(config.train.epochs * rows)
+    )
 
 
 def _say_plan(
@@ -441,23 +365,3 @@ def _say_plan(
         logger.info("Each epoch leaves its last %d rows out, less than a batch (train.drop_last).", rest)
     elif rest == 1 and config.norm.name != "none":
         logger.info("An epoch's last batch has one row: the norm applies its running values to it.")
-
-
-def _check_tracker(report_to: str) -> None:
-    """Refuses a tracker that is not there, or that would ask for a login in the middle of a run."""
-    if report_to == "none":
-        return
-    if importlib.util.find_spec(report_to) is None:
-        raise ConfigError(f"train.report_to: package '{report_to}' is not installed; pip install {report_to}")
-    offline = os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun")
-    has_key = bool(os.environ.get("WANDB_API_KEY")) or (Path.home() / ".netrc").is_file()
-    if report_to == "wandb" and not (offline or has_key or sys.stdin.isatty()):
-        raise ConfigError("train.report_to: wandb has no key and no terminal to ask on; set WANDB_API_KEY or WANDB_MODE=offline")
-
-
-def _write_if_possible(folder: RunFolder, result: RunResult) -> None:
-    """The folder may be what failed."""
-    try:
-        write_json(folder.result, result.to_json())
-    except OSError as error:
-        logger.warning("%s: could not be written (%s).", folder.result, error.strerror)

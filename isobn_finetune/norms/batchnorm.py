@@ -56,7 +56,7 @@ class BatchNorm(StatisticsNorm):
             return ((values - mean) * torch.rsqrt(var + self.eps) * self.weight + self.bias).to(x.dtype)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Returns ``(weight, shift)``, each ``(hidden_size,)`` float32: what eval mode applies, ``x * weight + shift``."""
+        """Returns ``(weight, shift)``, ``(hidden_size,)`` float32 each; in eval mode ``y = x * weight + shift``."""
         with torch.no_grad():
             weight = self.weight * torch.rsqrt(self.running_var + self.eps)
             return weight, self.bias - self.running_mean * weight
@@ -66,4 +66,5 @@ class BatchNorm(StatisticsNorm):
         self._count_batch(finite, ((self.running_mean, mean), (self.running_var, var)), self.momentum)
 
     def extra_repr(self) -> str:
+        """Options, for ``print(model)``."""
         return f"{self.hidden_size}, momentum={self.momentum}, eps={self.eps}, sync={self.sync}"

@@ -49,6 +49,9 @@ class IsoBN(StatisticsNorm):
 
     running_cov: Tensor
     running_std: Tensor
+    _scale: Tensor | None
+    _scale_statistics: tuple[Tensor, ...]
+    _scale_versions: tuple[int, ...]
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class IsoBN(StatisticsNorm):
             return (x.float() * self._current_scale()).to(x.dtype)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Returns ``(weight, shift)``, each ``(hidden_size,)`` float32: what eval mode applies, ``x * weight + shift``."""
+        """Returns ``(weight, shift)``, ``(hidden_size,)`` float32 each; in eval mode ``y = x * weight + shift``."""
         scale = self._current_scale().clone()
         return scale, torch.zeros_like(scale)
 
@@ -102,9 +105,7 @@ class IsoBN(StatisticsNorm):
         return self._scale
 
     def _forget_scale(self) -> None:
-        self._scale: Tensor | None = None
-        self._scale_statistics: tuple[Tensor, ...] = ()
-        self._scale_versions: tuple[int, ...] = ()
+        self._scale, self._scale_statistics, self._scale_versions = None, (), ()
 
     # Not inference_mode: the cached scale must serve a later training step too.
     @torch.inference_mode(False)
@@ -136,6 +137,7 @@ class IsoBN(StatisticsNorm):
         return self.__dict__.copy()
 
     def extra_repr(self) -> str:
+        """Options, for ``print(model)``."""
         return (
             f"{self.hidden_size}, momentum={self.momentum}, beta={self.beta}, eps={self.eps}, "
             f"bias_correction={self.bias_correction}, sync={self.sync}"

@@ -1,0 +1,1 @@
+"""The commands: each parses, resolves, calls one library function and prints."""
