@@ -69,7 +69,7 @@ class Bf16Linear(nn.Linear):
         bias = self.weight.new_empty(0) if self.bias is None else self.bias
         made_from = (self.weight.data_ptr(), self.weight._version, bias._version, _optimizer_steps)
         if made_from != self._made_from:
-            with torch.no_grad(), torch.inference_mode(False):
+            with torch.inference_mode(False), torch.no_grad():  # in this order: the first turns gradients on
                 if self._half is None or self._half[0].shape != self.weight.shape:
                     self._half = self.weight.to(torch.bfloat16), bias.to(torch.bfloat16)
                 else:  # in place: fresh memory for every weight at every step would cost more than the cast

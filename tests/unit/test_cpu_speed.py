@@ -78,6 +78,18 @@ def test_bf16_linear_first_used_under_inference_mode_can_train_after() -> None:
     assert ours.weight.grad is not None
 
 
+def test_bf16_linear_casts_leave_no_trace_in_autograd() -> None:
+    _, ours = create_pair()
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = ours(torch.ones(1, 12))
+        y.sum().backward()
+        with torch.no_grad():
+            ours.weight.add_(1.0)
+    assert ours._half is not None
+    assert not any(half.requires_grad for half in ours._half)
+
+
 def test_use_bf16_linear_keeps_keys_and_parameters() -> None:
     encoder = create_bert()
     parameters = dict(encoder.named_parameters())
