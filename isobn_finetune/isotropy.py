@@ -184,7 +184,7 @@ def compute_isotropy(embeddings: Source) -> dict[str, Any]:
 
 
 def compute_measures(accumulator: CovarianceAccumulator, top_k: int = 3) -> dict[str, Any]:
-    """Computes ``n`` and every measure of the covariance: ``ev1`` to ``ev<top_k>``, ``isoscore``, ``isoscore_star``, ...
+    """Computes ``n`` and every measure of the covariance: ``ev1`` to ``ev<top_k>``, ``isoscore`` and so on.
 
     Never NaN: as :func:`compute_isotropy`.
     """

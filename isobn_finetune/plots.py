@@ -16,8 +16,9 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 BLUE, VERMILION, GREEN, PURPLE, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"
 
@@ -83,7 +84,135 @@ def plot_curves(
     save_figure(figure, path)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def plot_spreads(spreads: Mapping[str, np.ndarray], paths: Iterable[Path], title: str) -> None:
+    """Draws the distribution of the dimensions' standard deviations: all of them by size, one line a norm.
+
+    Args:
+        spreads: Norm to standard deviations ``(d,)``; zeros are left out and counted in the legend.
+        paths: Files to write, one for each format.
+        title: Says which model, task and representation.
+    """
+    figure = _create_figure(6, 4, title)
+    axes = figure.subplots()
+    for number, (norm, std) in enumerate(spreads.items()):
+        alive = np.sort(std[std > 0])[::-1]
+        dead = len(std) - len(alive)
+        label = f"{norm} ({dead} constant dimensions not drawn)" if dead else norm
+        if len(alive):
+            share = (np.arange(len(alive)) + 0.5) / len(alive)
+            axes.plot(share, alive / alive.mean(), linewidth=1.8, label=label, **_line_style(number))
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 0.5), max(high, 2))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    _finish_plain(axes, "share of the dimensions, largest first", "standard deviation / its mean over dimensions")
+    _save(figure, paths)
+
+
+def plot_correlation(correlation: np.ndarray, paths: Iterable[Path], title: str, remark: str = "") -> None:
+    """Draws an absolute correlation matrix.
+
+    Args:
+        correlation: ``(d, d)``, 0 to 1, in the order in which its dimensions are to be drawn.
+        paths: Files to write, one for each format.
+        title: Says which model, task and representation.
+        remark: A line below the matrix.
+    """
+    figure = _create_figure(5.6, 5.2, title)
+    axes = figure.subplots()
+    # cividis looks the same without red-green vision, and its lightness rises steadily, as print needs.
+    image = axes.imshow(correlation, cmap="cividis", vmin=0, vmax=1, interpolation="antialiased")
+    figure.colorbar(image, ax=axes, label="absolute correlation", shrink=0.85)
+    axes.set_xlabel("dimension, in the order of the clustering" + (f"\n{remark}" if remark else ""))
+    axes.set_ylabel("dimension")
+    # One square a dimension has more detail than other figures, and needs no more pixels.
+    _save(figure, paths, dpi=110)
+
+
+def plot_spectrum(shares: Mapping[str, np.ndarray], paths: Iterable[Path], title: str, top_k: int = 3) -> None:
+    """Draws the share of the variance in each principal direction, and marks EV_k.
+
+    Args:
+        shares: Norm to shares ``(d,)``, largest first, adding up to 1.
+        paths: Files to write, one for each format.
+        title: Says which model, task and representation.
+        top_k: The k of EV_k.
+    """
+    figure = _create_figure(6, 4, title)
+    axes = figure.subplots()
+    for number, (norm, share) in enumerate(shares.items()):
+        style = _line_style(number)
+        drawn = np.where(share > 1e-6, share, np.nan)  # the far end would fill half of the figure
+        rank = np.arange(1, len(share) + 1)
+        explained = min(1.0, float(share[:top_k].sum()))
+        axes.plot(rank, drawn, linewidth=1.6, label=f"{norm}: EV$_{{{top_k}}}$ = {explained:.4f}", **style)
+        # Hollow, and smaller one by one, so that those that coincide are all seen.
+        marker = {"marker": _STYLES[number % len(_STYLES)]["marker"], "markersize": max(9 - 2 * number, 3)}
+        axes.plot(rank[:top_k], drawn[:top_k], linewidth=0, color=style["color"], fillstyle="none", **marker)
+    width = max((len(share) for share in shares.values()), default=0)
+    if width:
+        axes.axhline(1 / width, color="0.45", linewidth=0.9, linestyle=(0, (1, 2)), label=f"isotropic: 1/{width}")
+    if width > top_k:
+        axes.axvspan(axes.get_xlim()[0], top_k + 0.5, color="0.92", zorder=0)
+    axes.set(xscale="log", yscale="log", xlim=(0.9, max(width, 2) * 1.1))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    _finish_plain(axes, f"principal direction, by variance (shaded: the top {top_k})", "share of the variance")
+    _save(figure, paths)
+
+
+def plot_components(
+    points: Mapping[str, np.ndarray],
+    shares: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+    label_names: Sequence[str],
+    paths: Iterable[Path],
+    title: str,
+) -> None:
+    """Draws embeddings on their first two principal directions, coloured by label, one panel a norm.
+
+    Args:
+        points: Norm to coordinates ``(n, 2)``.
+        shares: Norm to the share of the variance in each direction ``(2,)``.
+        labels: ``(n,)`` indices into ``label_names``, or real numbers where there are no names; NaN where hidden.
+        label_names: Names of the classes, empty for real numbers.
+        paths: Files to write, one for each format.
+        title: Says which model, task and representation.
+    """
+    figure = _create_figure(3.9 * len(points), 4.3, title)
+    panels = figure.subplots(1, len(points), squeeze=False)[0]
+    hidden = np.isnan(labels)
+    for axes, (norm, xy) in zip(panels, points.items(), strict=True):
+        axes.scatter(*xy[hidden].T, s=8, color="0.5", linewidths=0, rasterized=True, label="label hidden")
+        if label_names:
+            for number, name in enumerate(label_names):
+                style = _STYLES[number % len(_STYLES)]
+                options = {"color": style["color"], "marker": style["marker"], "label": name}
+                chosen = xy[labels == number]
+                axes.scatter(*chosen.T, s=11, alpha=0.6, linewidths=0, rasterized=True, **options)
+        else:
+            shown = axes.scatter(*xy[~hidden].T, s=11, c=labels[~hidden], cmap="cividis", linewidths=0, rasterized=True)
+        axes.set_title(f"norm {norm}", fontsize=10)
+        axes.set_xlabel(f"direction 1 ({shares[norm][0]:.1%} of the variance)")
+        axes.set_ylabel(f"direction 2 ({shares[norm][1]:.1%})")
+        axes.grid(alpha=0.3, linewidth=0.5)
+    if label_names:
+        handles, names = panels[0].get_legend_handles_labels()
+        kept = [(handle, name) for handle, name in zip(handles, names, strict=True) if name != "label hidden"]
+        kept = [(handles[0], "label hidden"), *kept] if hidden.any() else kept
+        legend = figure.legend(*zip(*kept, strict=True), loc="outside lower center", ncols=4, frameon=False)
+        for handle in legend.legend_handles:
+            if isinstance(handle, PathCollection):
+                handle.set_sizes([30])
+                handle.set_alpha(1)
+    elif not hidden.all():
+        figure.colorbar(shown, ax=list(panels), label="label", shrink=0.85)
+    _save(figure, paths)
+
+
+def save_figure(figure: Figure, path: Path, dpi: int = 150) -> None:
     """Writes a figure under a temporary name, then renames it, so that no half-written file is left."""
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     kind = path.suffix.lstrip(".").lower()
@@ -92,10 +221,28 @@ def save_figure(figure: Figure, path: Path) -> None:
     try:
         with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "isobn_finetune"}):
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in scripts that the font lacks
-            figure.savefig(temporary, format=kind, dpi=150, metadata=metadata)
+            figure.savefig(temporary, format=kind, dpi=dpi, metadata=metadata)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _save(figure: Figure, paths: Iterable[Path], dpi: int = 150) -> None:
+    for path in paths:
+        save_figure(figure, path, dpi)
+
+
+def _line_style(number: int) -> dict[str, Any]:
+    style = _STYLES[number % len(_STYLES)]
+    return {"color": style["color"], "linestyle": style["linestyle"]}
+
+
+def _finish_plain(axes: Axes, x_label: str, y_label: str) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
 
 
 def _create_figure(width: float, height: float, title: str) -> Figure:

@@ -34,9 +34,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
     save = plots.save_figure
 
-    def keep(figure: Figure, path: Path) -> None:
+    def keep(figure: Figure, path: Path, dpi: int = 150) -> None:
         figures.append(figure)
-        save(figure, path)
+        save(figure, path, dpi)
 
     monkeypatch.setattr(plots, "save_figure", keep)
     return figures
@@ -116,3 +116,55 @@ def test_a_failed_write_keeps_the_old_figure(tmp_path: Path, monkeypatch: pytest
         plots.plot_curves(history(), path, "another", "spearmanr")
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
+
+
+NORMED = {"none": np.geomspace(1, 0.01, 30), "batchnorm": np.ones(30), "isobn": np.linspace(2, 1, 30)}
+
+
+def test_spreads_are_drawn_by_size_and_constant_dimensions_are_counted(tmp_path: Path, drawn: list[Figure]) -> None:
+    spreads = {**NORMED, "none": np.array([0.0, 1.0, 3.0])}
+    plots.plot_spreads(spreads, [tmp_path / "a.png", tmp_path / "a.svg"], "spreads")
+    lines = lines_of(drawn[0], 0)
+    np.testing.assert_allclose(lines["none (1 constant dimensions not drawn)"][1], [1.5, 0.5])
+    np.testing.assert_allclose(lines["batchnorm"][1], 1)
+    assert len({line.get_linestyle() for line in drawn[0].axes[0].lines}) == 3
+    assert (tmp_path / "a.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_the_spectrum_marks_ev_k_of_each_norm(tmp_path: Path, drawn: list[Figure]) -> None:
+    shares = {norm: np.sort(values)[::-1] / values.sum() for norm, values in NORMED.items()}
+    plots.plot_spectrum(shares, [tmp_path / "a.png"], "spectrum", top_k=2)
+    labels = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+    assert labels[1] == f"batchnorm: EV$_{{2}}$ = {2 / 30:.4f}"
+    assert labels[-1] == "isotropic: 1/30"
+
+
+@pytest.mark.parametrize("names", [("no", "yes"), ()])
+def test_components_show_each_norm_and_label_also_where_some_are_hidden(
+    names: tuple[str, ...], tmp_path: Path, drawn: list[Figure]
+) -> None:
+    points = {norm: np.random.default_rng(0).standard_normal((6, 2)) for norm in NORMED}
+    labels = np.array([0, 1, 1, np.nan, 0, 1]) if names else np.array([0.5, 1, 3, np.nan, 5, 2])
+    shares = dict.fromkeys(NORMED, np.array([0.5, 0.25]))
+    plots.plot_components(points, shares, labels, names, [tmp_path / "a.png"], "components")
+    assert [axes.get_title() for axes in drawn[0].axes[:3]] == ["norm none", "norm batchnorm", "norm isobn"]
+    assert "50.0% of the variance" in drawn[0].axes[0].get_xlabel()
+    sizes = [len(collection.get_offsets()) for collection in drawn[0].axes[0].collections]
+    assert sizes == ([1, 2, 3] if names else [1, 5])
+    if names:
+        assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["label hidden", "no", "yes"]
+
+
+def test_components_bear_labels_that_are_all_hidden(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    for names in (("no", "yes"), ()):
+        points, shares = {"none": np.eye(2)}, {"none": np.array([0.5, 0.5])}
+        plots.plot_components(points, shares, np.full(2, np.nan), names, [tmp_path / "a.png"], "hidden")
+    assert len(recwarn) == 0
+
+
+def test_the_correlation_matrix_is_drawn_from_zero_to_one(tmp_path: Path, drawn: list[Figure]) -> None:
+    plots.plot_correlation(np.eye(3), [tmp_path / "a.png"], "correlation", "a remark")
+    image = drawn[0].axes[0].images[0]
+    assert image.get_clim() == (0, 1)
+    np.testing.assert_array_equal(image.get_array(), np.eye(3))
+    assert "a remark" in drawn[0].axes[0].get_xlabel()
