@@ -40,7 +40,7 @@ class IsotropyProbe:
 def compute_logits(
     model: IsobnForSequenceClassification,
     features: Sequence[Feature],
-    collate: Callable[[list[Feature]], dict[str, torch.Tensor]],
+    collate: Callable[[list[Feature]], dict[str, Any]],
     batch_size: int,
     observe: Callable[[SentenceClassifierOutput], None] | None = None,
     advance: Callable[[int], object] | None = None,
@@ -70,7 +70,7 @@ def compute_logits(
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 batch = collate([{k: v for k, v in features[row].items() if k != "labels"} for row in rows])
-                output = model(**{name: tensor.to(model.device) for name, tensor in batch.items()})
+                output = model(**{name: _to_device(value, model.device) for name, value in batch.items()})
                 logits[rows] = output.logits.float().cpu().numpy()
                 if observe is not None:
                     observe(output)
@@ -79,3 +79,8 @@ def compute_logits(
     finally:
         model.train(was_training)
     return logits
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    """A packed batch also holds a plain number."""
+    return value.to(device) if isinstance(value, torch.Tensor) else value

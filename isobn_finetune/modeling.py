@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 from isobn_finetune.errors import ConfigError
 from isobn_finetune.families import Family, get_family
 from isobn_finetune.norms import StatisticsNorm, create_norm
+from isobn_finetune.packed_attention import PackedSequences
 
 
 class IsobnConfig(PreTrainedConfig):
@@ -140,6 +141,8 @@ class IsobnForSequenceClassification(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_length: int | None = None,
         **kwargs: Any,
     ) -> SentenceClassifierOutput:
         """Computes logits, and the loss where labels are given.
@@ -149,13 +152,19 @@ class IsobnForSequenceClassification(PreTrainedModel):
             attention_mask: ``(batch, length)``, 1 for tokens and 0 for padding.
             token_type_ids: ``(batch, length)``, 1 for the second text of a pair, where the family knows them.
             labels: ``(batch,)`` class indices, or real numbers where ``num_labels`` is 1.
+            cu_seqlens: Of a packed batch, whose rows lie one after another in ``(1, tokens)``: where each begins and
+                ends, ``(batch + 1,)``.
+            max_length: Of a packed batch, tokens in its longest row.
             **kwargs: Handed on to the encoder.
         """
         kwargs.pop("return_dict", None)
+        packed = None
+        if cu_seqlens is not None and max_length is not None:
+            kwargs["packed"] = packed = PackedSequences(cu_seqlens, max_length)
         if token_type_ids is not None and self._takes_token_types:
             kwargs["token_type_ids"] = token_type_ids
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
-        pooler_output = self.pooler(self._select(encoded.last_hidden_state, attention_mask))
+        pooler_output = self.pooler(self._select(encoded.last_hidden_state, attention_mask, packed))
         normed_output = self.norm(pooler_output)
         logits = self.classifier(self.dropout(normed_output))
         return SentenceClassifierOutput(
@@ -167,8 +176,13 @@ class IsobnForSequenceClassification(PreTrainedModel):
             attentions=encoded.get("attentions"),
         )
 
-    def _select(self, last_hidden_state: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _select(
+        self, last_hidden_state: Tensor, attention_mask: Tensor | None, packed: PackedSequences | None
+    ) -> Tensor:
         """``(batch, length, hidden_size)`` to ``(batch, hidden_size)``: token 0, or the mean over the tokens."""
+        if packed is not None:
+            select = packed.mean if self.config.pooling == "mean" else packed.first
+            return select(last_hidden_state[0])
         if self.config.pooling != "mean":
             return last_hidden_state[:, 0]
         if attention_mask is None:

@@ -87,6 +87,17 @@ class PackedSequences:
         self.max_length = max_length
         self._plans: dict[int, GroupPlan] = {}
 
+    def first(self, states: Tensor) -> Tensor:
+        """Token 0 of each sequence: ``(tokens, width)`` to ``(sequences, width)``."""
+        return states.index_select(0, self.cu_seqlens[:-1])
+
+    def mean(self, states: Tensor) -> Tensor:
+        """The mean over each sequence's tokens: ``(tokens, width)`` to ``(sequences, width)``."""
+        lengths = self.cu_seqlens.diff()
+        sequence = torch.arange(len(lengths), device=states.device).repeat_interleave(lengths, output_size=len(states))
+        sums = states.new_zeros(len(lengths), states.shape[-1], dtype=torch.promote_types(states.dtype, torch.float32))
+        return sums.index_add(0, sequence, states.to(sums.dtype)) / lengths.unsqueeze(1)
+
     def plan(self, heads: int) -> GroupPlan:
         """The grouping for attention with that many heads, computed at the first layer that asks."""
         if heads not in self._plans:
@@ -205,13 +216,21 @@ def packed_attention(
             return output.unsqueeze(0), None
     plan = packed.plan(heads)
     rate = DropoutRate(dropout) if dropout > 0.0 else None
-    rows = (states.reshape(-1, head_dim) for states in (query, key, value))
+    query, key, value = (states.reshape(-1, head_dim) for states in (query, key, value))
+    biases = plan.biases(window, query)
     with torch.autocast(query.device.type, enabled=False):
-        output = _GroupedAttention.apply(*rows, plan, plan.biases(window, query), scaling, rate)
+        if torch.is_grad_enabled() or rate is not None:
+            output = _GroupedAttention.apply(query, key, value, plan, biases, scaling, rate)
+        else:
+            output = _attend_without_gradient(query, key, value, plan, biases, scaling)
     return output.view(1, -1, heads, head_dim), None
 
 
-def _get_varlen_attention() -> Callable[..., Any] | None:
+def _get_varlen_attention(query: Tensor) -> Callable[..., Any] | None:
+    """Torch's variable-length attention, where it is there and can compute on such tensors."""
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if not half or not query.is_cuda or torch.cuda.get_device_capability(query.device) < (8, 0):
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:  # before torch 2.10
@@ -230,9 +249,8 @@ def _attend_on_gpu(
 ) -> Tensor | None:
     """One kernel over the whole row, ``(tokens, heads, head_dim)``; None where no kernel can do what is asked."""
     offsets, longest = packed.cu_seqlens, packed.max_length
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    varlen_attn = _get_varlen_attention()
-    if varlen_attn is not None and half and dropout == 0.0:
+    varlen_attn = _get_varlen_attention(query)
+    if varlen_attn is not None and dropout == 0.0:
         side = -1 if window is None else window
         return varlen_attn(
             query, key, value, offsets, offsets, longest, longest, scale=scaling, window_size=(side, side)
@@ -328,6 +346,24 @@ class _GroupedAttention(torch.autograd.Function):
                 torch.baddbmm(out, left, _wide(right, group), beta=0.0, alpha=scaling, out=out)
         grads = (rows.index_select(0, plan.back) for rows in (grad_query, grad_key, grad_value))
         return (*grads, None, None, None, None)
+
+
+def _attend_without_gradient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: GroupPlan,
+    biases: list[Tensor | None],
+    scaling: float,
+) -> Tensor:
+    """The same without dropout, on torch's fused kernel: it never holds a group's scores in memory."""
+    query, key, value = (rows.index_select(0, plan.gather) for rows in (query, key, value))
+    output = torch.empty_like(value)
+    for group, bias in zip(plan.groups, biases, strict=True):
+        q, k, v = (_wide(rows, group).unflatten(0, (-1, plan.heads)) for rows in (query, key, value))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling)
+        _wide(output, group).copy_(attended.flatten(0, 1))
+    return output.index_select(0, plan.back)
 
 
 def _wide(rows: Tensor, group: Group) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerControl, TrainingArguments
 
 from isobn_finetune.config import RunConfig, TrainConfig
-from isobn_finetune.encoding import Feature, PaddingCollator
+from isobn_finetune.encoding import Feature
 from isobn_finetune.errors import DivergedError
 from isobn_finetune.inference import IsotropyProbe, compute_logits
 from isobn_finetune.metrics import MetricResult, compute_metrics
@@ -38,6 +38,7 @@ class SentenceTrainer(Trainer):
         dev: Selection split first, to features.
         best_metric: Metric that chooses the best epoch.
         eval_batch_size: Rows at once in evaluation.
+        eval_collator: Makes their batches.
         label_smoothing: See ``compute_loss``.
         class_weights: See ``compute_loss``.
         **kwargs: What the Trainer takes.
@@ -51,6 +52,7 @@ class SentenceTrainer(Trainer):
         dev: dict[str, list[Feature]],
         best_metric: str,
         eval_batch_size: int,
+        eval_collator: Callable[[list[Feature]], dict[str, Any]],
         label_smoothing: float = 0.0,
         class_weights: Tensor | None = None,
         **kwargs: Any,
@@ -65,7 +67,7 @@ class SentenceTrainer(Trainer):
         self.eval_batch_size = eval_batch_size
         self.label_smoothing = label_smoothing
         self.class_weights = None if class_weights is None else class_weights.to(self.args.device)
-        self.eval_collator = PaddingCollator(self.processing_class)
+        self.eval_collator = eval_collator
         # Step of the first loss that was not finite, 0 for none. A tensor: asking a GPU each step would stall it.
         self._first_bad_step = torch.zeros((), dtype=torch.long, device=self.args.device)
         self._said_skipped = False

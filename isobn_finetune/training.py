@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from isobn_finetune.callbacks import (
 )
 from isobn_finetune.config import RunConfig
 from isobn_finetune.data import compute_fingerprint, load_splits
-from isobn_finetune.encoding import Feature, PaddingCollator, encode, limit_length
+from isobn_finetune.encoding import Feature, encode, limit_length
 from isobn_finetune.errors import ConfigError, DivergedError, InterruptedRunError, IsobnError
 from isobn_finetune.hub import resolve_model
 from isobn_finetune.inference import IsotropyProbe, compute_logits
@@ -39,6 +40,7 @@ from isobn_finetune.plots import plot_curves
 from isobn_finetune.precision import resolve_precision
 from isobn_finetune.results import RunResult, describe_environment, write_predictions, write_result_if_possible
 from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
+from isobn_finetune.speed import create_collator, fast_cpu_layers
 from isobn_finetune.trackers import check_tracker
 from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, predict_labels, score_logits
 
@@ -49,11 +51,19 @@ logger = logging.getLogger(__name__)
 class Inputs:
     """All that a run reads, loaded and checked before anything is written."""
 
-    model_dir: Path
     tokenizer: Any
+    model: IsobnForSequenceClassification
     splits: dict[str, Dataset]
+    rows: dict[str, int]
+    features: dict[str, list[Feature]]
+    class_weights: torch.Tensor | None
     fingerprint: str
     precision: str
+
+    def dev(self, spec: TaskSpec) -> dict[str, list[Feature]]:
+        """The labelled dev splits, the selection split first."""
+        others = [split for split in spec.labelled_dev_splits if split in self.features]
+        return {split: self.features[split] for split in dict.fromkeys((spec.selection_split, *others))}
 
 
 def fine_tune(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -> RunResult:
@@ -87,7 +97,7 @@ def fine_tune(config: RunConfig, *, resume: bool = False, overwrite: bool = Fals
         primary_metric=config.best_metric,
         data={
             "source": config.data.source,
-            "rows": {split: len(rows) for split, rows in inputs.splits.items()},
+            "rows": inputs.rows,
             "fingerprint": inputs.fingerprint,
         },
         environment=describe_environment(),
@@ -144,8 +154,28 @@ def _load_inputs(config: RunConfig) -> Inputs:
     for split in ("train", spec.selection_split):
         if len(splits[split]) == 0:
             raise ConfigError(f"data.source {config.data.source}: split '{split}' of {spec.title} has no rows")
-    labelled = {split: rows for split, rows in splits.items() if split in ("train", *spec.labelled_dev_splits)}
-    return Inputs(model_dir, tokenizer, labelled, compute_fingerprint(labelled), precision)
+    # Test rows are counted but not read further: their labels are hidden, and the hub's copy differs in that.
+    used = {split: rows for split, rows in splits.items() if split in ("train", *spec.labelled_dev_splits)}
+    rows = {split: len(rows) for split, rows in splits.items()}
+    # Before the model: the head is drawn from this seed too.
+    seed_everything(config.seed)
+    model = create_model(
+        model_dir, spec, config.norm.model_dump(), config.model.pooling, config.model.trust_remote_code
+    )
+    if config.train.gradient_checkpointing:
+        _enable_gradient_checkpointing(model)
+    max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
+    features = {split: encode(rows, spec, tokenizer, max_length) for split, rows in used.items()}
+    return Inputs(
+        tokenizer=tokenizer,
+        model=model,
+        splits=used,
+        rows=rows,
+        features=features,
+        class_weights=_class_weights(config, features["train"]),
+        fingerprint=compute_fingerprint(used),
+        precision=precision,
+    )
 
 
 def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool) -> str | None:
@@ -192,7 +222,7 @@ def _train_and_score(
     dev = {split: features[split] for split in (spec.selection_split, *spec.labelled_dev_splits) if split in features}
     _say_plan(config, features, inputs, model)
 
-    collator = PaddingCollator(inputs.tokenizer)
+    collator = create_collator(model, inputs.tokenizer, config.train.packing)
     interrupt, skipped = Interrupt(), SkippedSteps(config.train.max_skipped_steps)
     progress = Progress(f"{spec.title}, {config.norm.name}")
     callbacks = [
@@ -208,6 +238,7 @@ def _train_and_score(
         dev=dev,
         best_metric=config.best_metric,
         eval_batch_size=config.train.eval_batch_size,
+        eval_collator=copy(collator),  # which counts tokens of its own
         label_smoothing=config.train.label_smoothing,
         class_weights=_class_weights(config, features["train"]),
         model=model,
@@ -221,11 +252,11 @@ def _train_and_score(
     skipped.trainer = trainer
     started = time.perf_counter()
     try:
-        with interrupt.watch():
+        with interrupt.watch(), fast_cpu_layers(model, features["train"], config.train.weight_decay):
             trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         progress.close()
-    if interrupt.signal_name:
+    if interrupt.signal_name and trainer.state.global_step < trainer.state.max_steps:
         raise InterruptedRunError(
             f"{folder.path}: interrupted by {interrupt.signal_name} and saved at step {trainer.state.global_step}; "
             "--resume goes on"
@@ -348,7 +379,7 @@ def _say_plan(
 ) -> None:
     """What is about to happen, in two lines, and the rule for a last short batch where there is one."""
     spec, train = config.spec, config.train
-    rows = ", ".join(f"{len(split)} {name}" for name, split in features.items())
+    rows = ", ".join(f"{count} {split}" for split, count in inputs.rows.items())
     logger.info("%s: %s rows from %s.", spec.title, rows, config.data.source)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     logger.info(
