@@ -138,17 +138,22 @@ class Interrupt(TrainerCallback):
                 signal.signal(number, handler)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ends the run after this step."""
-        if self.signal_name is not None:
-            control.should_save = control.should_training_stop = True
-            control.should_evaluate = control.should_log = False
+        """Ends the run after this step, and after the evaluation that is due with it. The last step ends it anyway."""
+        if self.signal_name is not None and state.global_step < state.max_steps:
+            control.should_training_stop = True
+            control.should_save = not _is_epoch_end(state)  # there the Trainer evaluates first and then saves
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Keeps the Trainer from taking the break for an epoch's end."""
-        if self.signal_name is not None:
+        if self.signal_name is not None and not _is_epoch_end(state):
             control.should_evaluate = control.should_log = control.should_save = False
+
+
+def _is_epoch_end(state: TrainerState) -> bool:
+    epoch = state.epoch or 0.0
+    return state.global_step >= state.max_steps or abs(epoch - round(epoch)) < 1e-9
 
 
 class Progress(TrainerCallback):

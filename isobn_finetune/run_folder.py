@@ -19,6 +19,9 @@ from isobn_finetune.errors import ConfigError, DataError
 IDENTITY = ("task", "model", "norm", "seed", "data")
 """What makes a run another run, so that ``--resume`` refuses a change."""
 
+HARMLESS = ("output_dir", "train.eval_batch_size", "train.logging_steps", "train.save_total_limit", "train.report_to")
+"""What may change when a run goes on."""
+
 
 class RunFolder:
     """Paths and files of one run; the layout is fixed, people script against it."""
@@ -79,18 +82,20 @@ class RunFolder:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"{self.path}: no permission to write into {existing}; choose another --output-dir")
 
-    def differences(self, config: RunConfig) -> list[str]:
-        """Lists what differs between the config here and the given one: ``seed: 1 here, 2 asked for``."""
-        here = create_run_config(load_yaml(self.config), str(self.config)).model_dump()
-        asked = config.model_dump()
+    def differences(self, config: RunConfig, everything: bool = False) -> list[str]:
+        """Lists what differs between the config here and the given one: ``seed: 1 here, 2 asked for``.
+
+        Args:
+            config: What is asked for.
+            everything: Compare all that changes results, not only what makes it another run.
+        """
+        here = _flatten(create_run_config(load_yaml(self.config), str(self.config)).model_dump())
+        asked = _flatten(config.model_dump())
         lines = []
-        for key in IDENTITY:
-            if isinstance(asked[key], dict):
-                inner = sorted({*here[key], *asked[key]})
-                pairs = [(f"{key}.{name}", here[key].get(name), asked[key].get(name)) for name in inner]
-            else:
-                pairs = [(key, here[key], asked[key])]
-            lines += [f"{name}: {old} here, {new} asked for" for name, old, new in pairs if old != new]
+        for key in dict.fromkeys((*here, *asked)):
+            identity = key.partition(".")[0] in IDENTITY
+            if here.get(key) != asked.get(key) and key not in HARMLESS and (identity or everything):
+                lines.append(f"{key}: {here.get(key)} here, {asked.get(key)} asked for")
         return lines
 
     def start(self, config: RunConfig) -> None:
@@ -135,6 +140,14 @@ class RunFolder:
         """Forgets lines after ``step``, so that a resumed run writes no step twice."""
         kept = [line for line in self.read_history() if line["step"] <= step]
         write_text(self.history, "".join(dump_json(line) + "\n" for line in kept))
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"norm": {"beta": 1}}`` becomes ``{"norm.beta": 1}``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def to_strict(value: Any) -> Any:

@@ -41,6 +41,7 @@ from isobn_finetune.precision import resolve_precision
 from isobn_finetune.results import RunResult, describe_environment, write_predictions, write_result_if_possible
 from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
 from isobn_finetune.speed import create_collator, fast_cpu_layers
+from isobn_finetune.tasks import TaskSpec
 from isobn_finetune.trackers import check_tracker
 from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, predict_labels, score_logits
 
@@ -129,15 +130,17 @@ def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite:
             f"{folder.path} holds {folder.describe()}. Choose another --output-dir, --resume to go on with it, "
             "or --overwrite to start afresh"
         )
+    values = folder.read_result()
+    finished = values is not None and values["status"] == "finished"
     if folder.config.exists():
-        differences = folder.differences(config)
+        # A run that is not over cannot take other settings either: it would be neither the old run nor the new one.
+        differences = folder.differences(config, everything=not finished)
         if differences:
             raise ConfigError(
                 f"{folder.path} holds another run: {'; '.join(differences)}. Choose another --output-dir, "
                 "or --overwrite to start afresh"
             )
-    values = folder.read_result()
-    if values is None or values["status"] != "finished":
+    if values is None or not finished:
         return None
     logger.info("%s: this run was finished; nothing to do.", folder.path)
     return RunResult.from_json(folder.path, values)
@@ -209,18 +212,8 @@ def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume
 def _train_and_score(
     config: RunConfig, folder: RunFolder, inputs: Inputs, checkpoint: str | None, result: RunResult
 ) -> None:
-    spec = config.spec
-    # Before the model: the head is drawn from this seed too.
-    seed_everything(config.seed)
-    model = create_model(
-        inputs.model_dir, spec, config.norm.model_dump(), config.model.pooling, config.model.trust_remote_code
-    )
-    if config.train.gradient_checkpointing:
-        _enable_gradient_checkpointing(model)
-    max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
-    features = {split: encode(rows, spec, inputs.tokenizer, max_length) for split, rows in inputs.splits.items()}
-    dev = {split: features[split] for split in (spec.selection_split, *spec.labelled_dev_splits) if split in features}
-    _say_plan(config, features, inputs, model)
+    spec, model, features = config.spec, inputs.model, inputs.features
+    _say_plan(config, inputs)
 
     collator = create_collator(model, inputs.tokenizer, config.train.packing)
     interrupt, skipped = Interrupt(), SkippedSteps(config.train.max_skipped_steps)
@@ -235,16 +228,16 @@ def _train_and_score(
     trainer = SentenceTrainer(
         spec=spec,
         folder=folder,
-        dev=dev,
+        dev=inputs.dev(spec),
         best_metric=config.best_metric,
         eval_batch_size=config.train.eval_batch_size,
         eval_collator=copy(collator),  # which counts tokens of its own
         label_smoothing=config.train.label_smoothing,
-        class_weights=_class_weights(config, features["train"]),
+        class_weights=inputs.class_weights,
         model=model,
         args=create_training_arguments(config, folder.checkpoints, inputs.precision, _drop_last(config, features)),
         train_dataset=features["train"],
-        eval_dataset=dev[spec.selection_split],
+        eval_dataset=features[spec.selection_split],
         data_collator=collator,
         processing_class=inputs.tokenizer,
         callbacks=callbacks,
@@ -276,7 +269,7 @@ def _train_and_score(
     result.best = {"epoch": round(memory.best_epoch, 4), "step": memory.best_step}
     result.last_score = memory.last_score
     model.load_state_dict(load_file(folder.checkpoints / BEST_FOLDER / WEIGHTS_FILE))
-    _write_results(config, folder, inputs, trainer, features, dev, result)
+    _write_results(config, folder, inputs, trainer, result)
 
 
 def _write_results(
@@ -284,15 +277,13 @@ def _write_results(
     folder: RunFolder,
     inputs: Inputs,
     trainer: SentenceTrainer,
-    features: dict[str, list[Feature]],
-    dev: dict[str, list[Feature]],
     result: RunResult,
 ) -> None:
     """Scores the best model and writes everything, ``result.json`` last."""
     spec, model = config.spec, trainer.model
     collate, batch_size = trainer.eval_collator, config.train.eval_batch_size
     reasons = []
-    for split, rows in dev.items():
+    for split, rows in inputs.dev(spec).items():
         logits = compute_logits(model, rows, collate, batch_size)
         scores, _ = score_logits(spec, logits, rows)
         result.metrics[split] = scores.values
@@ -301,7 +292,7 @@ def _write_results(
         if split == spec.selection_split:
             result.score = scores.values[config.best_metric]
             result.collapsed = is_collapsed(predict_labels(spec, logits), spec.is_regression)
-    result.isotropy = _measure_isotropy(trainer, features["train"])
+    result.isotropy = _measure_isotropy(trainer, inputs.features["train"])
     result.reason = "; ".join(reasons) or None
     result.status = "finished"
     plot_curves(
@@ -374,11 +365,9 @@ def _rows_seen(trainer: SentenceTrainer, config: RunConfig, rows: int) -> int:
     )
 
 
-def _say_plan(
-    config: RunConfig, features: dict[str, list[Feature]], inputs: Inputs, model: IsobnForSequenceClassification
-) -> None:
+def _say_plan(config: RunConfig, inputs: Inputs) -> None:
     """What is about to happen, in two lines, and the rule for a last short batch where there is one."""
-    spec, train = config.spec, config.train
+    spec, train, model, features = config.spec, config.train, inputs.model, inputs.features
     rows = ", ".join(f"{count} {split}" for split, count in inputs.rows.items())
     logger.info("%s: %s rows from %s.", spec.title, rows, config.data.source)
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
