@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+from isobn_finetune.commands.analyze import ANALYZE_EXAMPLES, analyze
 from isobn_finetune.commands.options import Debug
 from isobn_finetune.commands.run import RUN_EXAMPLES, run
 from isobn_finetune.config import create_run_config, load_yaml
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 list_app = typer.Typer(help="List tasks, norms or models.", rich_markup_mode=None)
 app.command("run", epilog=RUN_EXAMPLES)(run)
+app.command("analyze", epilog=ANALYZE_EXAMPLES)(analyze)
 app.add_typer(list_app, name="list")
 
 
