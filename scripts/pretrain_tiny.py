@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -24,7 +25,7 @@ from transformers import BertConfig, BertForPreTraining, BertModel, BertTokenize
 
 from isobn_finetune.demo import load_demo_rows
 from isobn_finetune.demo.draw import Draw
-from isobn_finetune.demo.stories import create_passage
+from isobn_finetune.demo.stories import create_near_miss, create_passage
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 POSITIONS = 256
@@ -64,48 +65,54 @@ def create_tokenizer(size: int) -> BertTokenizerFast:
     )
 
 
-def create_pairs(key: str, count: int) -> list[tuple[str, str, int]]:
-    """Two neighbouring pieces of a passage (0), or the second one from another passage (1), as BERT numbers them.
+def create_pairs(key: str, count: int, near_misses: float) -> list[tuple[str, str, int]]:
+    """Two neighbouring pieces of a passage (0), or two that do not belong together (1), as BERT numbers them.
 
-    The false continuation is that of six candidates which shares most words with the first piece: a random one would
-    give itself away by its topic.
+    Of the latter the share ``near_misses`` is about the same matter; in the others the second sentence comes from
+    another passage.
     """
     draw = Draw(key)
     passages = [create_passage(draw) for _ in range(400)]
-    pairs = []
+    pairs: list[tuple[str, str, int]] = []
     while len(pairs) < count:
         passage = create_passage(draw)
         passages[draw.below(len(passages))] = passage
         cut = 1 + draw.below(len(passage) - 1)
-        first = " ".join(passage[max(0, cut - 1 - draw.below(2)) : cut])
+        first = " ".join(passage[max(0, cut - 1 - draw.chance(0.15)) : cut])
         second, label = passage[cut], 0
         if draw.chance(0.5):
-            words = set(first.lower().split())
-            others = [draw.one(draw.one(passages)) for _ in range(6)]
-            second = max(others, key=lambda text: (len(words & set(text.lower().split())) / len(text.split()), text))
-            label = 1
+            second, label = draw.one(draw.one(passages)), 1
+            if draw.chance(near_misses):
+                first, second = create_near_miss(draw)
         pairs.append((first, second, label))
     return pairs
 
 
 def create_batches(
-    tokenizer: BertTokenizerFast, key: str, steps: int, batch_size: int
+    tokenizer: BertTokenizerFast, key: str, steps: int, batch_size: int, near_misses: float
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches of pairs of like length, with 15% of the pieces masked as BERT does."""
+    """Batches of pairs of like length, with a fifth of the pieces masked as BERT does.
+
+    Among near misses a fifth of the pairs come as one text, so that the pooler also has to read single texts.
+    """
     group = 50
     for start in range(0, steps, group):
-        pairs = create_pairs(f"{key} {start}", group * batch_size)
+        pairs = create_pairs(f"{key} {start}", group * batch_size, near_misses)
         pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
         chunks = [pairs[i : i + batch_size] for i in range(0, len(pairs), batch_size)]
-        for chunk in Draw(f"{key} order {start}").shuffled(chunks)[: steps - start]:
+        draw = Draw(f"{key} order {start}")
+        for chunk in draw.shuffled(chunks)[: steps - start]:
             firsts, seconds, labels = (list(column) for column in zip(*chunk, strict=True))
-            batch = dict(tokenizer(firsts, seconds, padding=True, truncation=True, return_tensors="pt"))
+            texts = [firsts, seconds]
+            if near_misses and draw.chance(0.2):
+                texts = [[f"{first} {second}" for first, second, _ in chunk]]
+            batch = dict(tokenizer(*texts, padding=True, truncation=True, return_tensors="pt"))
             mask_pieces(batch, tokenizer)
             batch["next_sentence_label"] = torch.tensor(labels)
             yield batch
 
 
-def mask_pieces(batch: dict[str, torch.Tensor], tokenizer: BertTokenizerFast, share: float = 0.15) -> None:
+def mask_pieces(batch: dict[str, torch.Tensor], tokenizer: BertTokenizerFast, share: float = 0.2) -> None:
     """Masks a share of the pieces in place: 80% become ``[MASK]``, 10% another piece, 10% stay; sets ``labels``."""
     ids = batch["input_ids"]
     chosen = (torch.rand(ids.shape) < share) & (ids >= len(SPECIAL))
@@ -116,9 +123,8 @@ def mask_pieces(batch: dict[str, torch.Tensor], tokenizer: BertTokenizerFast, sh
     batch["input_ids"] = torch.where(chosen & (fate >= 0.9), other, ids)
 
 
-def pretrain(tokenizer: BertTokenizerFast, args: argparse.Namespace) -> BertModel:
-    """Trains for ``args.steps`` steps with linear warm-up and decay; returns encoder and pooler."""
-    torch.manual_seed(args.seed)
+def create_model(tokenizer: BertTokenizerFast, initializer_range: float) -> BertForPreTraining:
+    """A BERT of about one million parameters, freshly drawn."""
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -126,37 +132,62 @@ def pretrain(tokenizer: BertTokenizerFast, args: argparse.Namespace) -> BertMode
         num_attention_heads=4,
         intermediate_size=512,
         max_position_embeddings=POSITIONS,
-        hidden_dropout_prob=args.dropout,
-        attention_probs_dropout_prob=args.dropout,
-        initializer_range=0.05,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=initializer_range,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = BertForPreTraining(config)
+    return BertForPreTraining(config)
+
+
+def train_stage(
+    model: BertForPreTraining, tokenizer: BertTokenizerFast, name: str, steps: int, learning_rate: float, **text: Any
+) -> None:
+    """Trains for some steps with linear warm-up and decay; ``text`` goes to ``create_batches``."""
     model.train()
-    warmup = max(1, args.steps // 20)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    warmup = max(1, steps // 20)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, (args.steps - step) / (args.steps - warmup))
+        optimizer, lambda step: min((step + 1) / warmup, (steps - step) / (steps - warmup))
     )
     begun, words, follows, right = time.time(), 0.0, 0.0, 0.0
-    for step, batch in enumerate(create_batches(tokenizer, f"tiny text {args.seed}", args.steps, args.batch_size), 1):
+    for step, batch in enumerate(create_batches(tokenizer, name, steps, **text), 1):
         labels, next_label = batch.pop("labels"), batch.pop("next_sentence_label")
-        output = model(**batch)
+        output = model.bert(**batch)
         masked = labels != -100
-        word_loss = torch.nn.functional.cross_entropy(output.prediction_logits[masked], labels[masked])
-        next_loss = torch.nn.functional.cross_entropy(output.seq_relationship_logits, next_label)
-        (word_loss + args.next_weight * next_loss).backward()
+        # Only masked places go through the vocabulary's matrix, a fifth of the work.
+        word_logits, next_logits = model.cls(output.last_hidden_state[masked], output.pooler_output)
+        word_loss = torch.nn.functional.cross_entropy(word_logits, labels[masked])
+        next_loss = torch.nn.functional.cross_entropy(next_logits, next_label)
+        (word_loss + next_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
         words, follows = words + word_loss.item(), follows + next_loss.item()
-        right += (output.seq_relationship_logits.argmax(-1) == next_label).float().mean().item()
+        right += (next_logits.argmax(-1) == next_label).float().mean().item()
         if step % 100 == 0:
             told = f"masked words {words / 100:.3f}, next sentence {follows / 100:.3f} (right {right:.1f}%)"
-            write_progress(f"step {step}: {told}, {time.time() - begun:.0f} s")
+            write_progress(f"{name}, step {step}: {told}, {time.time() - begun:.0f} s")
             words = follows = right = 0.0
+
+
+def pretrain(tokenizer: BertTokenizerFast, args: argparse.Namespace) -> BertModel:
+    """Both stages; returns encoder and pooler."""
+    torch.manual_seed(args.seed)
+    model = create_model(tokenizer, args.initializer_range)
+    size = {"batch_size": args.batch_size}
+    if args.start_from:
+        model.bert = BertModel.from_pretrained(
+            args.start_from, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
+        model.tie_weights()
+    else:
+        train_stage(model, tokenizer, f"stage 1 of {args.seed}", args.steps, args.learning_rate, near_misses=0, **size)
+    steps, rate = args.near_miss_steps, args.learning_rate / 2
+    train_stage(model, tokenizer, f"stage 2 of {args.seed}", steps, rate, near_misses=args.near_misses, **size)
     # What fine-tuning reads: the usual dropout, and the usual width for newly drawn heads.
+    config = model.bert.config
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.1
     config.initializer_range = 0.02
     return model.bert.eval()
@@ -179,21 +210,25 @@ def main() -> None:
     """Parses the options, trains, saves and reports."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
-    parser.add_argument("--next-weight", type=float, default=1.0)
-    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--steps", type=int, default=6500)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--near-miss-steps", type=int, default=4000)
+    parser.add_argument("--near-misses", type=float, default=0.7)
+    parser.add_argument("--start-from", type=Path, help="skip the first stage: a folder with an encoder of this size")
+    parser.add_argument("--initializer-range", type=float, default=0.05)
     parser.add_argument("--vocab-size", type=int, default=1184)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    tokenizer = create_tokenizer(args.vocab_size)
+    start = args.start_from
+    tokenizer = BertTokenizerFast.from_pretrained(start) if start else create_tokenizer(args.vocab_size)
     write_progress(f"{len(tokenizer)} pieces")
+    # Saved before it is used: its file would keep the padding and truncation of the last call.
+    tokenizer.save_pretrained(args.output_dir)
     model = pretrain(tokenizer, args)
     model.save_pretrained(args.output_dir)
-    tokenizer.save_pretrained(args.output_dir)
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     (args.output_dir / "vocab.txt").write_text("".join(f"{piece}\n" for piece, _ in vocabulary), encoding="utf-8")
     size = (args.output_dir / "model.safetensors").stat().st_size

@@ -27,7 +27,8 @@ _ROLES = ("agent", "patient")
 
 
 def _with(event: Event, role: str, **changes: str | int) -> Event:
-    return replace(event, **{role: replace(getattr(event, role), **changes)})  # type: ignore[arg-type]
+    entity = replace(getattr(event, role), **changes)
+    return replace(event, agent=entity) if role == "agent" else replace(event, patient=entity)
 
 
 def weakenings(event: Event) -> list[Edit]:
@@ -43,7 +44,7 @@ def weakenings(event: Event) -> list[Edit]:
             edits.append((f"{role}.number", _with(event, role, number=9)))
     if VERBS[event.verb].parent:
         edits.append(("verb", replace(event, verb=VERBS[event.verb].parent)))
-    edits += [(slot, replace(event, **{slot: ""})) for slot in DETAILS if getattr(event, slot)]
+    edits += [(slot, event.with_details({slot: ""})) for slot in DETAILS if getattr(event, slot)]
     if event.place and PLACES[event.place].group != event.place:
         edits.append(("place", replace(event, place=PLACES[event.place].group)))
     return edits
@@ -63,7 +64,7 @@ def additions(draw: Draw, event: Event, genre: str) -> list[Edit]:
     edits: list[Edit] = []
     for slot in DETAILS:
         if not getattr(event, slot):
-            edits.append((slot, replace(event, **{slot: draw.one(phrases_for(slot, genre))})))
+            edits.append((slot, event.with_details({slot: draw.one(phrases_for(slot, genre))})))
     for role in _ROLES:
         entity: Entity = getattr(event, role)
         if not entity.adjective:
@@ -82,7 +83,7 @@ def contradictions(draw: Draw, event: Event, genre: str) -> list[Edit]:
     for slot in ("place", "manner"):
         value = getattr(event, slot)
         if value and (other := exclusive(draw, slot, value, genre)):
-            edits.append((slot, replace(event, **{slot: other})))
+            edits.append((slot, event.with_details({slot: other})))
     for role in _ROLES:
         entity: Entity = getattr(event, role)
         if entity.adjective and (other := exclusive(draw, "adjective", entity.adjective, noun=entity.noun)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from isobn_finetune.demo.draw import Draw
+from isobn_finetune.demo.inflection import inflect, pluralize
 from isobn_finetune.demo.lexicon import (
     ADJECTIVES,
     MANNERS,
@@ -17,8 +19,6 @@ from isobn_finetune.demo.lexicon import (
     Modifier,
     ancestors,
     in_genre,
-    inflect,
-    pluralize,
 )
 
 DETAILS = ("place", "time", "manner")
@@ -47,6 +47,11 @@ class Event:
     time: str = ""
     manner: str = ""
     negated: bool = False
+
+    def with_details(self, details: dict[str, str]) -> Event:
+        """The same event with other words in some of the slots ``place``, ``time`` and ``manner``."""
+        changes: dict[str, Any] = dict(details)
+        return replace(self, **changes)
 
 
 @cache
@@ -99,7 +104,7 @@ def draw_event(
     while patient is None or (patient.noun == agent.noun and patient.adjective == agent.adjective):
         patient = draw_entity(draw, VERBS[verb].patients, genre)
     told = {slot: draw.one(phrases_for(slot, genre)) for slot in DETAILS if draw.chance(details)}
-    return Event(agent, verb, patient, **told)
+    return Event(agent, verb, patient).with_details(told)
 
 
 # ------------------------------------------------------------------------------------------------ sentences
@@ -183,16 +188,19 @@ def _other(draw: Draw, items: tuple[str, ...] | list[str], *taken: str) -> str:
     return draw.one(left) if left else ""
 
 
-def sibling(draw: Draw, noun: str, genre: str) -> str:
-    """Another noun with the same hypernym, or of the same kind where there is none; neither implies the other."""
+@cache
+def _siblings(noun: str, genre: str) -> list[str]:
     entry = NOUNS[noun]
     pool = [
-        name
-        for name in nouns_of((entry.kind,), genre)
-        if name not in ancestors(noun) and noun not in ancestors(name)
+        name for name in nouns_of((entry.kind,), genre) if name not in ancestors(noun) and noun not in ancestors(name)
     ]
     near = [name for name in pool if NOUNS[name].parent == entry.parent and name != noun]
-    return _other(draw, near or pool, noun)
+    return near or pool
+
+
+def sibling(draw: Draw, noun: str, genre: str) -> str:
+    """Another noun with the same hypernym, or of the same kind where there is none; neither implies the other."""
+    return _other(draw, _siblings(noun, genre), noun)
 
 
 def exclusive(draw: Draw, slot: str, value: str, genre: str = "home", noun: str = "") -> str:

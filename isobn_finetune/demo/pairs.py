@@ -17,7 +17,8 @@ from isobn_finetune.demo.grammar import (
     tell_clause,
     tell_entity,
 )
-from isobn_finetune.demo.lexicon import MANNERS, NOUNS, PLACES, TIMES, VERBS, ancestors, inflect
+from isobn_finetune.demo.inflection import inflect
+from isobn_finetune.demo.lexicon import MANNERS, NOUNS, PLACES, TIMES, VERBS, ancestors
 
 _STEPS = ((0, 1.0), (1, 3.0), (2, 2.0), (3, 1.0))
 _JOINTS = (" and ", " while ", ", and ")
@@ -28,9 +29,9 @@ def create_similarity_pair(draw: Draw, genre: str) -> tuple[str, str, float]:
     target = draw.below(5)
     kinds = (("weaken", 1.0), ("add", 1.0), ("contradict", 1.0), ("depart", 2.0))
     while True:
-        first = draw_event(draw, genre, details=0.35)
+        first = draw_event(draw, genre, details=0.25)
         if target == 0 and draw.chance(0.6):
-            second = draw_event(draw, genre, details=0.35)
+            second = draw_event(draw, genre, details=0.25)
         else:
             second = first
             for _ in range(draw.below(3) + max(0, 2 * (3 - target))):
@@ -44,7 +45,7 @@ def create_similarity_pair(draw: Draw, genre: str) -> tuple[str, str, float]:
 def create_paraphrase_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     """Two long sentences with most words in common; 1 where they say the same."""
     label = 1 if draw.chance(0.6) else 0
-    first = draw_event(draw, genre, details=0.6)
+    first = draw_event(draw, genre, details=0.4)
     second = first
     while not label and second == first:
         second = edit_once(draw, first, genre, (("depart", 3.0), ("contradict", 1.0)))[1]
@@ -55,7 +56,7 @@ def create_paraphrase_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
 def create_inference_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     """Premise and hypothesis; 0 entailment, 1 neutral, 2 contradiction."""
     label = draw.below(3)
-    premise = draw_event(draw, genre, details=0.5)
+    premise = draw_event(draw, genre, details=0.35)
     if draw.chance(0.2):
         premise = replace(premise, negated=True)
         hypothesis = _relate_to_denial(draw, premise, genre, label)
@@ -93,8 +94,8 @@ def _relate_to_denial(draw: Draw, premise: Event, genre: str, label: int) -> Eve
 def create_entailment_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     """A premise of two clauses and a hypothesis; 0 where it follows, 1 where not."""
     label = draw.below(2)
-    told = draw_event(draw, genre, details=0.4)
-    beside = draw_event(draw, genre, details=0.2)
+    told = draw_event(draw, genre, details=0.3)
+    beside = draw_event(draw, genre, details=0.1)
     slot, hypothesis = "", told
     if label:
         kind = draw.below(3)
@@ -152,7 +153,7 @@ def tell_question(draw: Draw, event: Event, asked: str) -> str:
 def create_question_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     """A question and a sentence; 0 where the sentence answers it, 1 where not."""
     label = draw.below(2)
-    event = draw_event(draw, genre, details=0.6)
+    event = draw_event(draw, genre, details=0.5)
     told = [slot for slot in DETAILS if getattr(event, slot)]
     asked = draw.one([*told, "agent", "patient"])
     question = tell_question(draw, event, asked)
@@ -160,10 +161,10 @@ def create_question_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
         other = event
         if asked in DETAILS and draw.chance(0.5):
             # The answer is missing; another detail often stands in its place.
-            other = replace(event, **{asked: ""})
+            other = event.with_details({asked: ""})
             if draw.chance(0.7):
                 other = edit_once(draw, other, genre, (("add", 1.0),))[1]
-                other = replace(other, **{asked: ""})
+                other = other.with_details({asked: ""})
         else:
             slot = asked
             while slot in (asked, ""):

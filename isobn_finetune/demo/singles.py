@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from isobn_finetune.demo.draw import Draw
 from isobn_finetune.demo.grammar import draw_entity, draw_event, finish, is_plural, phrases_for, tell_entity
-from isobn_finetune.demo.lexicon import NOUNS, VERBS, inflect
+from isobn_finetune.demo.inflection import inflect
+from isobn_finetune.demo.lexicon import NOUNS, VERBS
 
 # ------------------------------------------------------------------------------------------------ acceptability
 
@@ -156,19 +157,19 @@ def _judgement(draw: Draw, topic: str, good: bool) -> str:
 
 
 def _opinion(draw: Draw, topic: str, aspect: str, good: bool) -> str:
-    """One clause of this polarity; half of the clauses turn the polarity of their words round."""
-    shape = draw.below(10)
-    if shape < 4:
+    """One clause of this polarity; a quarter of the clauses turn the polarity of their words round."""
+    shape = draw.below(16)
+    if shape < 8:
         return f"the {aspect} was {draw.one(_DEGREES)}{_judgement(draw, topic, good)}"
-    if shape < 6:
+    if shape < 10:
         turn = draw.one(("not", "not", "never", "hardly", "far from", "anything but", "not at all"))
         return f"the {aspect} was {turn} {_judgement(draw, topic, not good)}"
-    if shape == 6:
+    if shape < 13:
         return f"{draw.one(('I', 'we', 'everyone'))} {draw.one(_LIKED if good else _DISLIKED)} the {aspect}"
-    if shape == 7:
+    if shape == 13:
         who = draw.one(("nobody", "hardly anyone", "no one"))
         return f"{who} {draw.one(_DISLIKED if good else _LIKED)} the {aspect}"
-    if shape == 8:
+    if shape == 14:
         more = draw.one(("more", "no less")) if draw.chance(0.5) else ""
         if more:
             return f"the {aspect} was {more} {_judgement(draw, topic, good)} than I expected"
@@ -178,17 +179,17 @@ def _opinion(draw: Draw, topic: str, aspect: str, good: bool) -> str:
 
 def create_opinion(draw: Draw, topic: str, good: bool) -> str:
     """One clause of this polarity, two that agree, or two that differ, of which the weightier one counts."""
-    shape = draw.below(8)
+    shape = draw.below(10)
     aspect, beside = draw.shuffled(_ASPECTS[topic].split())[:2]
     own = _opinion(draw, topic, aspect, good)
-    if shape < 2:
+    if shape < 5:
         return finish(own)
-    if shape < 4:
+    if shape < 8:
         return finish(f"{own} and {_opinion(draw, topic, beside, good)}")
     other = _opinion(draw, topic, beside, not good)
-    if shape < 6:
+    if shape < 9:
         return finish(f"{other}, but {own}")
-    return finish(f"although {other}, {own}" if shape == 6 else f"{own}, although {other}")
+    return finish(f"although {other}, {own}" if draw.chance(0.5) else f"{own}, although {other}")
 
 
 def create_description(draw: Draw, genre: str, count: int) -> list[str]:
