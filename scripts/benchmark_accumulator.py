@@ -3,7 +3,7 @@
     python scripts/benchmark_accumulator.py --rows 1000000 --width 1024 --batch-size 4096
 
 Prints the share of the bare product's speed (1.0: as fast) and the peak memory above the input batch. The bare
-product is ``x.T @ x`` over rows that are float64 already, in the same process.
+product is ``x.T @ x`` over rows that are float64 already, in the same process and in turns.
 """
 
 from __future__ import annotations
@@ -37,23 +37,29 @@ def main() -> None:
     warm.T @ warm
     before = peak_megabytes()
     accumulator = CovarianceAccumulator()
-    batches = -(-args.rows // args.batch_size)
-    accumulator.update(batch)
-    _ = accumulator.count
-    start = time.perf_counter()
-    for _ in range(batches):
+    for _ in range(-(-10_000 // args.batch_size)):  # more than two blocks, so that all buffers are in use
         accumulator.update(batch)
-    count = accumulator.count
-    accumulator_seconds = time.perf_counter() - start
+    _ = accumulator.count
     memory = peak_megabytes() - before
 
     block = np.random.default_rng(1).standard_normal((args.block_rows, args.width))
-    blocks = -(-batches * args.batch_size // args.block_rows)
     block.T @ block
-    start = time.perf_counter()
-    for _ in range(blocks):
-        block.T @ block
-    product_seconds = (time.perf_counter() - start) * (batches * args.batch_size) / (blocks * args.block_rows)
+    accumulator_seconds = product_seconds = 0.0
+    accumulated = multiplied = 0
+    # In turns, so that whatever else the machine does falls on both.
+    while accumulated < args.rows:
+        start = time.perf_counter()
+        while accumulated <= multiplied:
+            accumulator.update(batch)
+            accumulated += len(batch)
+        count = accumulator.count
+        middle = time.perf_counter()
+        while multiplied < accumulated:
+            block.T @ block
+            multiplied += len(block)
+        accumulator_seconds += middle - start
+        product_seconds += time.perf_counter() - middle
+    product_seconds *= accumulated / multiplied
 
     print(f"{count} rows x {args.width} in batches of {args.batch_size}")
     print(f"accumulator {accumulator_seconds:.2f} s, bare float64 product {product_seconds:.2f} s")
