@@ -46,7 +46,11 @@ class IsobnConfig(PreTrainedConfig):
         self.encoder_config: Any = encoder_config if encoder_config is not None else AutoConfig.for_model("bert")
         self.norm = dict(norm or {"name": "none"})
         self.pooling = pooling
-        super().__init__(**kwargs)
+        encoder: Any = self.encoder_config
+        attention = encoder._attn_implementation
+        super().__init__(**kwargs)  # it resets the attention of an encoder that is loaded already to None, hence eager
+        if attention is not None:
+            encoder._attn_implementation = attention
 
     @property
     def hidden_size(self) -> int:
