@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -28,7 +29,9 @@ def limit_length(max_length: int, family: Family, encoder_config: Any) -> int:
     return limit
 
 
-def encode(rows: Dataset, spec: TaskSpec, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[Feature]:
+def encode(
+    rows: Dataset | Mapping[str, Sequence[Any]], spec: TaskSpec, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[Feature]:
     """Tokenizes all rows at once.
 
     Args:

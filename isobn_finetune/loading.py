@@ -22,6 +22,7 @@ from isobn_finetune.errors import ConfigError
 from isobn_finetune.families import Family, get_family
 from isobn_finetune.modeling import IsobnConfig, IsobnForSequenceClassification
 from isobn_finetune.tasks import TaskSpec
+from isobn_finetune.weights_file import check_weights
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ def load_model(run_or_model_dir: str | Path) -> tuple[IsobnForSequenceClassifica
     config = load_config(folder)
     if not isinstance(config, IsobnConfig):
         raise ConfigError(f"{folder}: a model of type '{config.model_type}', not one that isobn-finetune saved")
-    model = _read(folder, IsobnForSequenceClassification.from_pretrained, folder, local_files_only=True)
+    check_weights(folder)
+    model = read_pretrained(folder, IsobnForSequenceClassification.from_pretrained, folder, local_files_only=True)
     return model.eval(), load_tokenizer(folder)
 
 
@@ -90,10 +92,10 @@ def load_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
     if not isinstance(values, dict) or "model_type" not in values:
         raise ConfigError(f"{path}: names no model_type, so this is not a model of transformers")
     if values["model_type"] == IsobnConfig.model_type:
-        return _read(model_dir, IsobnConfig.from_pretrained, model_dir)
+        return read_pretrained(model_dir, IsobnConfig.from_pretrained, model_dir)
     if not trust_remote_code:
         get_family(values["model_type"])
-    return _read(
+    return read_pretrained(
         model_dir, AutoConfig.from_pretrained, model_dir, local_files_only=True, trust_remote_code=trust_remote_code
     )
 
@@ -104,7 +106,7 @@ def load_tokenizer(model_dir: Path, trust_remote_code: bool = False) -> PreTrain
     Raises:
         ConfigError: It cannot be read.
     """
-    return _read(
+    return read_pretrained(
         model_dir, AutoTokenizer.from_pretrained, model_dir, local_files_only=True, trust_remote_code=trust_remote_code
     )
 
@@ -121,12 +123,16 @@ def _load_encoder(model_dir: Path, trust_remote_code: bool) -> tuple[PreTrainedM
     config = load_config(model_dir, trust_remote_code)
     if isinstance(config, IsobnConfig):
         logger.info("The head (%s) and the norm of %s are not taken over: both are new.", _labels(config), model_dir)
-        source = _read(model_dir, IsobnForSequenceClassification.from_pretrained, model_dir, local_files_only=True)
+        source = read_pretrained(
+            model_dir, IsobnForSequenceClassification.from_pretrained, model_dir, local_files_only=True
+        )
         return source.encoder, source.pooler.state_dict() if config.pooling == "pooler" else {}
     family = get_family(config.model_type)
     # float32: the default takes the checkpoint's own precision, and half precision is no master copy.
     options = {"local_files_only": True, "trust_remote_code": trust_remote_code, "dtype": torch.float32}
-    encoder, info = _read(model_dir, AutoModel.from_pretrained, model_dir, output_loading_info=True, **options)
+    encoder, info = read_pretrained(
+        model_dir, AutoModel.from_pretrained, model_dir, output_loading_info=True, **options
+    )
     missing = sorted(info["missing_keys"])
     without_pooler = [name for name in missing if not name.startswith("pooler.")]
     if without_pooler:
@@ -148,7 +154,7 @@ def _load_encoder(model_dir: Path, trust_remote_code: bool) -> tuple[PreTrainedM
 
 def _read_head(model_dir: Path, family: Family, options: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Weights for our pooler from the head of a stock classification checkpoint."""
-    stock = _read(
+    stock = read_pretrained(
         model_dir,
         AutoModelForSequenceClassification.from_pretrained,
         model_dir,
@@ -171,6 +177,7 @@ def _describe_labels(spec: TaskSpec) -> dict[str, Any]:
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},
         "problem_type": "regression" if spec.is_regression else "single_label_classification",
+        "finetuning_task": spec.name,
     }
 
 
@@ -179,7 +186,7 @@ def _labels(config: Any) -> str:
     return "one score" if len(names) == 1 else f"{len(names)} classes"
 
 
-def _read(model_dir: Path, load: Any, *args: Any, **kwargs: Any) -> Any:
+def read_pretrained(model_dir: Path, load: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a loader of transformers and turns what it raises about a file into one line."""
     try:
         return load(*args, **kwargs)

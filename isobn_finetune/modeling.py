@@ -135,7 +135,7 @@ class IsobnForSequenceClassification(PreTrainedModel):
         self.norm = create_norm(config.norm["name"], width, **options)
         self.dropout = nn.Dropout(family.get_dropout(config.encoder_config))
         self.classifier = nn.Linear(width, config.num_labels)
-        self._takes_token_types = _takes_token_types(self.encoder)
+        self._takes_token_types = takes_token_types(self.encoder)
         self.supports_gradient_checkpointing = self.encoder.supports_gradient_checkpointing
         self.post_init()
 
@@ -226,7 +226,7 @@ class IsobnForSequenceClassification(PreTrainedModel):
         return (model, info) if wanted else model
 
 
-def _takes_token_types(encoder: PreTrainedModel) -> bool:
+def takes_token_types(encoder: PreTrainedModel) -> bool:
     """False where the encoder has no argument for them or but one embedding: tokenizers may give them all the same."""
     known = "token_type_ids" in inspect.signature(encoder.forward).parameters
     return known and getattr(encoder.config, "type_vocab_size", 2) != 1

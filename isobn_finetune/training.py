@@ -40,6 +40,7 @@ from isobn_finetune.plots import plot_curves
 from isobn_finetune.precision import resolve_precision
 from isobn_finetune.results import RunResult, describe_environment, write_predictions, write_result_if_possible
 from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
+from isobn_finetune.saved_model import save_model
 from isobn_finetune.speed import create_collator, fast_cpu_layers
 from isobn_finetune.tasks import TaskSpec
 from isobn_finetune.trackers import check_tracker
@@ -168,6 +169,7 @@ def _load_inputs(config: RunConfig) -> Inputs:
     if config.train.gradient_checkpointing:
         _enable_gradient_checkpointing(model)
     max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
+    model.config.finetuning_max_length = max_length  # so that whoever loads the model cuts rows alike
     features = {split: encode(rows, spec, tokenizer, max_length) for split, rows in used.items()}
     return Inputs(
         tokenizer=tokenizer,
@@ -304,8 +306,7 @@ def _write_results(
     )
 
     def save(target: Path) -> None:
-        model.save_pretrained(target)
-        inputs.tokenizer.save_pretrained(target)
+        save_model(target, model, inputs.tokenizer)
         write_model_card(target, config, result)
 
     replace_folder(folder.model, save)
