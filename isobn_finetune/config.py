@@ -210,7 +210,9 @@ def slugify(model_name: str) -> str:
     """Turns a hub id or a folder into one folder name: ``org/name`` becomes ``org--name``, a path its last part."""
     path = Path(model_name).expanduser()
     if path.exists():
-        model_name = path.resolve().name
+        path = path.resolve()
+        # What a run saves lies in a folder called model, which says nothing.
+        model_name = path.parent.name if path.name == "model" else path.name
     return re.sub(r"[^\w.-]+", "--", model_name).strip(".-") or "model"
 
 

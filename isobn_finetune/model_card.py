@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from isobn_finetune.config import RunConfig
+from isobn_finetune.config import RunConfig, slugify
 from isobn_finetune.run_folder import write_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def write_model_card(folder: Path, config: RunConfig, result: RunResult) -> None
         "",
         f"# {spec.title}, norm {config.norm.name}",
         "",
-        f"Fine-tuned from `{Path(config.model.name).name}` on {spec.title} with isobn-finetune "
+        f"Fine-tuned from `{slugify(config.model.name)}` on {spec.title} with isobn-finetune "
         f"{result.environment.get('isobn-finetune')}, seed {config.seed}.",
         f"Norm of the pooler output: {config.norm.name}" + (f" ({norm})." if norm else "."),
         "",

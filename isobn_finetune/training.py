@@ -26,7 +26,7 @@ from isobn_finetune.callbacks import (
     Progress,
     SkippedSteps,
 )
-from isobn_finetune.config import RunConfig
+from isobn_finetune.config import RunConfig, slugify
 from isobn_finetune.data import compute_fingerprint, load_splits
 from isobn_finetune.encoding import Feature, encode, limit_length
 from isobn_finetune.errors import ConfigError, DivergedError, InterruptedRunError, IsobnError
@@ -300,7 +300,7 @@ def _write_results(
     plot_curves(
         folder.read_history(),
         folder.curves,
-        f"{spec.title}, {config.model.name}, {config.norm.name}, seed {config.seed}",
+        f"{spec.title}, {slugify(config.model.name)}, {config.norm.name}, seed {config.seed}",
         primary_metric=config.best_metric,
         best_step=int((result.best or {})["step"]),
     )
