@@ -13,6 +13,16 @@ import typer
 from typer.exceptions import TyperException
 
 from isobn_finetune.commands.analyze import ANALYZE_EXAMPLES, analyze
+from isobn_finetune.commands.models import (
+    EVALUATE_EXAMPLES,
+    EXPORT_EXAMPLES,
+    PREDICT_EXAMPLES,
+    SUBMIT_EXAMPLES,
+    evaluate,
+    export,
+    predict,
+    submit,
+)
 from isobn_finetune.commands.options import Debug
 from isobn_finetune.commands.run import RUN_EXAMPLES, run
 from isobn_finetune.config import create_run_config, load_yaml
@@ -29,6 +39,10 @@ app = typer.Typer(
 list_app = typer.Typer(help="List tasks, norms or models.", rich_markup_mode=None)
 app.command("run", epilog=RUN_EXAMPLES)(run)
 app.command("analyze", epilog=ANALYZE_EXAMPLES)(analyze)
+app.command("evaluate", epilog=EVALUATE_EXAMPLES)(evaluate)
+app.command("predict", epilog=PREDICT_EXAMPLES)(predict)
+app.command("export", epilog=EXPORT_EXAMPLES)(export)
+app.command("submit", epilog=SUBMIT_EXAMPLES)(submit)
 app.add_typer(list_app, name="list")
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from isobn_finetune.errors import ConfigError
+from isobn_finetune.whole_files import open_whole
 
 _KEY = "isobn_finetune_sha256"
 _BLOCK = 1 << 22
@@ -29,19 +28,9 @@ def seal_weights(model_dir: Path) -> None:
             text = json.dumps(header, separators=(",", ":")).encode()
             text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
             _seek_data(source)
-            handle, name = tempfile.mkstemp(dir=model_dir, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(handle, "wb") as target:
-                    target.write(len(text).to_bytes(8, "little") + text)
-                    shutil.copyfileobj(source, target, _BLOCK)
-                    target.flush()
-                    os.fsync(target.fileno())
-                # Weights are as readable as the config beside them; temporary files, and so safetensors', are private.
-                os.chmod(name, (model_dir / "config.json").stat().st_mode & 0o777)
-                os.replace(name, path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+            with open_whole(path, "wb") as target:
+                target.write(len(text).to_bytes(8, "little") + text)
+                shutil.copyfileobj(source, target, _BLOCK)
 
 
 def check_weights(model_dir: Path) -> None:
@@ -60,6 +49,16 @@ def check_weights(model_dir: Path) -> None:
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(f"{path}: cannot be read ({type(error).__name__}); get the file again") from None
         raise ConfigError(f"{path}: not the file that was saved: its content does not match its digest; get it again")
+
+
+def compute_weights_digest(model_dir: Path) -> str:
+    """SHA-256 of all weights of a folder, whatever their format; equal for equal weights files."""
+    digest = hashlib.sha256()
+    for path in sorted((*model_dir.glob("model*.safetensors"), *model_dir.glob("pytorch_model*.bin"))):
+        with path.open("rb") as source:
+            while block := source.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def _read_header(source: BinaryIO) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Files that appear whole or not at all, however large: written beside their place, then renamed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from isobn_finetune.errors import ConfigError
+
+
+@contextmanager
+def open_whole(path: Path, mode: str, **options: Any) -> Iterator[IO[Any]]:
+    """Opens a file for writing; it takes its place when the block ends without an exception.
+
+    Args:
+        path: Its place; missing folders above it are made.
+        mode: ``w`` or ``wb``.
+        **options: As for ``open``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, mode, **options) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; results are as readable as the user's umask says.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Finds out before any work whether a file can be written.
+
+    Args:
+        path: The file.
+        option: Which named it, for the message.
+
+    Raises:
+        ConfigError: It is a folder, or its folder cannot be made or written.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: a folder. Name a file.")
+    existing = path.parent
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{option} {path}: {existing} is a file, so no file can be made in it; choose another place")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {path}: no permission to write into {existing}; choose another place")
