@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from isobn_finetune.errors import ConfigError
+from isobn_finetune.errors import ConfigError, shorten
 from isobn_finetune.tasks import TaskSpec, get_task, nearest
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -100,7 +100,7 @@ class TrainConfig(Section):
     packing: Literal["auto", "off"] = Field("auto", description="batches without padding tokens where the model can")
     report_to: Literal["none", "tensorboard", "wandb", "trackio"] = Field("none", description="experiment tracker")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="classification: share of the target spread evenly")
-    class_weights: Literal["balanced"] | dict[str, float] | None = Field(
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = Field(
         None, description="classification: loss weight a class, or 'balanced' for the inverse frequency"
     )
     max_skipped_steps: int = Field(50, ge=1, description="fp16: stop after this many skipped steps in a row")
@@ -232,7 +232,8 @@ def load_yaml(path: Path) -> dict[str, Any]:
         where = f"line {mark.line + 1}: " if mark else ""
         raise ConfigError(f"{path}: {where}not valid YAML: {getattr(error, 'problem', None) or error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected keys and values such as 'task: rte', found {type(values).__name__}")
+        found = {type(None): "nothing", list: "a list"}.get(type(values), f"'{shorten(values)}'")
+        raise ConfigError(f"{path}: expected keys and values such as 'task: rte', found {found}")
     return values
 
 
@@ -242,6 +243,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
             if key_node.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"'{key_node.value}' stands twice", key_node.start_mark
@@ -328,7 +331,7 @@ def _unknown_keys(values: Mapping[str, Any]) -> list[str]:
     known_sections: dict[str, type[BaseModel]] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
     norm = values.get("norm")
     if isinstance(norm, Mapping):
-        name = norm.get("name", "isobn")
+        name = norm_name(norm)
         if name not in NORM_CONFIGS:
             problems.append(
                 f"norm.name: unknown norm '{name}'. Known: {', '.join(NORM_CONFIGS)}.{nearest(name, NORM_CONFIGS)}"
@@ -339,9 +342,9 @@ def _unknown_keys(values: Mapping[str, Any]) -> list[str]:
     all_keys += list(RunConfig.model_fields)
     for key, value in values.items():
         if key not in RunConfig.model_fields:
-            problems.append(f"unknown key '{key}'.{_nearest_key(str(key), all_keys)}")
+            problems.append(f"unknown key '{shorten(key)}'.{_nearest_key(shorten(key), all_keys)}")
         elif key in RunConfig.sections and not isinstance(value, Mapping):
-            problems.append(f"{key}: expected keys and values, found '{value}'")
+            problems.append(f"{key}: expected keys and values, found '{shorten(value)}'")
         elif key in known_sections:
             known = list(known_sections[key].model_fields)
             for inner in value:
@@ -351,21 +354,23 @@ def _unknown_keys(values: Mapping[str, Any]) -> list[str]:
                     owners = [name for name, config in NORM_CONFIGS.items() if inner in config.model_fields]
                     problems.append(f"norm.{inner}: belongs to {' and '.join(owners)}, not to '{norm_name(value)}'")
                 else:
-                    problems.append(f"unknown key '{key}.{inner}'.{_nearest_key(f'{key}.{inner}', all_keys)}")
+                    full = f"{key}.{shorten(inner)}"
+                    problems.append(f"unknown key '{full}'.{_nearest_key(full, all_keys)}")
     return problems
 
 
 def norm_name(norm: Mapping[str, Any]) -> str:
     """The norm of a config section, ``isobn`` where none is named."""
-    return str(norm.get("name", "isobn"))
+    return shorten(norm.get("name", "isobn"))
 
 
 def _nearest_key(key: str, known: list[str]) -> str:
     """Hint for a misspelt key; a key put at the top that belongs into a section is found by its last part."""
-    last = key.rpartition(".")[2]
+    section, _, last = key.rpartition(".")
     exact = [name for name in known if name.rpartition(".")[2] == last]
     matches = exact or difflib.get_close_matches(key, known, n=1)
-    return f" Did you mean '{matches[0]}'?" if matches else f" Known: {', '.join(known)}"
+    beside = ", ".join(name for name in known if name.rpartition(".")[0] == section)
+    return f" Did you mean '{matches[0]}'?" if matches else f" Known: {beside}"
 
 
 def _describe(problem: Mapping[str, Any]) -> str:
@@ -379,4 +384,4 @@ def _describe(problem: Mapping[str, Any]) -> str:
             return f"{where}.{message}"
         return f"{where}: {message}" if where else message
     given = problem.get("input")
-    return f"{where}: {message[0].lower()}{message[1:]}, found '{given}'"
+    return f"{where}: {message[0].lower()}{message[1:]}, found '{shorten(given)}'"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 
 class IsobnError(Exception):
     """Base of the errors that a user can mend. Exit code 1: the work had begun and failed."""
@@ -27,3 +30,10 @@ class InterruptedRunError(IsobnError):
     """The user or the batch system asked the run to end; a checkpoint was saved. Exit code 130."""
 
     exit_code = 130
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """A value for a message: one line, and never long, however deep a file nests it."""
+    # Its own limits, since a few lines of YAML aliases may stand for more than memory holds.
+    text = value if isinstance(value, str) else reprlib.repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from isobn_finetune.errors import ConfigError
+from isobn_finetune.errors import ConfigError, shorten
 
 HIDDEN_LABEL = -1
 """Stands for a label that is not published, as in the hub's copy of GLUE."""
@@ -191,7 +191,7 @@ PAPER_TASKS = ("mnli", "qnli", "sst2", "rte", "mrpc", "cola", "stsb")
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns a hint such as ``" Did you mean 'isobn'?"``, empty where nothing is near."""
-    matches = difflib.get_close_matches(str(word).lower(), list(known), n=1)
+    matches = difflib.get_close_matches(shorten(word).lower(), list(known), n=1)
     return f" Did you mean '{matches[0]}'?" if matches else ""
 
 
@@ -208,5 +208,5 @@ def get_task(name: str) -> TaskSpec:
     """
     key = normalize_task_name(name)
     if key not in TASKS:
-        raise ConfigError(f"unknown task '{name}'. Known: {', '.join(TASKS)}.{nearest(key, TASKS)}")
+        raise ConfigError(f"unknown task '{shorten(name)}'. Known: {', '.join(TASKS)}.{nearest(key, TASKS)}")
     return TASKS[key]
