@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from copy import copy
@@ -150,6 +151,10 @@ def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite:
 def _load_inputs(config: RunConfig) -> Inputs:
     """Loads model files, tokenizer and data, so that what is missing is said before any work."""
     spec = config.spec
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "run: started as one of several processes (WORLD_SIZE); a run takes one process, start it alone"
+        )
     precision = resolve_precision(config.precision)
     check_tracker(config.train.report_to)
     model_dir = resolve_model(config.model.name)
@@ -381,6 +386,8 @@ def _say_plan(config: RunConfig, inputs: Inputs) -> None:
         inputs.precision,
         "GPU" if torch.cuda.is_available() else "CPU",
     )
+    if torch.cuda.device_count() > 1:
+        logger.info("%d GPUs are visible; this run uses the first.", torch.cuda.device_count())
     rest = len(features["train"]) % train.batch_size
     if rest and _drop_last(config, features):
         logger.info("Each epoch leaves its last %d rows out, less than a batch (train.drop_last).", rest)
