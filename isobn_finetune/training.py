@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import enable_full_determinism, set_seed
+from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from isobn_finetune.callbacks import (
@@ -332,10 +332,12 @@ def _measure_isotropy(trainer: SentenceTrainer, train: list[Feature]) -> dict[st
 
 def seed_everything(seed: int) -> None:
     """Seeds python, numpy and torch; on a GPU also asks for kernels that repeat."""
+    set_seed(seed)
     if torch.cuda.is_available():
-        enable_full_determinism(seed, warn_only=True)
-    else:
-        set_seed(seed)
+        # Not transformers' enable_full_determinism: it makes every kernel launch wait for the one before.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a guard for debugging that costs time
 
 
 def _class_weights(config: RunConfig, train: list[Feature]) -> torch.Tensor | None:
