@@ -45,6 +45,7 @@ def create_model(
         ConfigError: The folder holds no readable model of a supported family.
     """
     encoder, pooler = _load_encoder(model_dir, trust_remote_code)
+    encoder.config._name_or_path = ""  # a folder of this machine, of no use to whoever loads the model
     config = IsobnConfig(encoder.config, norm, pooling, **_describe_labels(spec))
     model = IsobnForSequenceClassification(config, encoder=encoder)
     if pooling == "pooler":
