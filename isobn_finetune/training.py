@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, p
 
 logger = logging.getLogger(__name__)
 
+EncodeRows = Callable[..., list[Feature]]
+
 
 @dataclass
 class Inputs:
@@ -69,13 +72,16 @@ class Inputs:
         return {split: self.features[split] for split in dict.fromkeys((spec.selection_split, *others))}
 
 
-def fine_tune(config: RunConfig, *, resume: bool = False, overwrite: bool = False) -> RunResult:
+def fine_tune(
+    config: RunConfig, *, resume: bool = False, overwrite: bool = False, encode_rows: EncodeRows = encode
+) -> RunResult:
     """Fine-tunes one model on one task with one norm and writes a run folder.
 
     Args:
         config: What to do; ``output_dir`` is filled in where it is missing.
         resume: Go on with the run in the folder. A finished one is returned as it is.
         overwrite: Remove the run in the folder and start afresh.
+        encode_rows: Tokenizes a split; a sweep's runs share what it returns.
 
     Raises:
         ConfigError: Nothing was started: model, data, options or output folder cannot be used.
@@ -88,7 +94,7 @@ def fine_tune(config: RunConfig, *, resume: bool = False, overwrite: bool = Fals
     finished = _check_folder(folder, config, resume, overwrite)
     if finished is not None:
         return finished
-    inputs = _load_inputs(config)
+    inputs = _load_inputs(config, encode_rows)
     checkpoint = _prepare_folder(folder, config, inputs, resume, overwrite)
     result = RunResult(
         output_dir=str(folder.path),
@@ -148,7 +154,7 @@ def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite:
     return RunResult.from_json(folder.path, values)
 
 
-def _load_inputs(config: RunConfig) -> Inputs:
+def _load_inputs(config: RunConfig, encode_rows: EncodeRows) -> Inputs:
     """Loads model files, tokenizer and data, so that what is missing is said before any work."""
     spec = config.spec
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -175,7 +181,7 @@ def _load_inputs(config: RunConfig) -> Inputs:
         _enable_gradient_checkpointing(model)
     max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
     model.config.finetuning_max_length = max_length  # so that whoever loads the model cuts rows alike
-    features = {split: encode(rows, spec, tokenizer, max_length) for split, rows in used.items()}
+    features = {split: encode_rows(rows, spec, tokenizer, max_length) for split, rows in used.items()}
     return Inputs(
         tokenizer=tokenizer,
         model=model,
