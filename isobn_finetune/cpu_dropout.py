@@ -8,6 +8,7 @@ of gradient checkpointing all repeat them exactly.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,44 +17,58 @@ from torch.nn import functional as F
 
 _PATTERNS = 1 << 16
 _MINUS_INFINITY = 0xFF80  # the bfloat16 pattern; counting down from here walks through ever larger numbers
+_NEGATIVE = 0x7F80  # how many numbers lie below zero, minus infinity among them
+_MAX_DROPPED = _NEGATIVE + 2 + 0x7F80  # all but the patterns that mean NaN
 _DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # they hold every bfloat16 number; float16 does not
-_MAX_DROPPED = 0x7F00  # beyond it the walk would leave the negative numbers
 
 
 class DropoutRate:
     """A dropout probability in units of 1/65536, as a threshold on random bits read as bfloat16 numbers.
 
-    Read as bfloat16, random patterns of 16 bits are not uniform numbers, but they are ordered: for every share p below
-    one half there is a number than which just p of the 65,536 patterns are not greater (patterns that mean NaN never
-    compare as smaller or equal, and are kept). A compare and select on bfloat16 is one vectorised torch operation,
-    where a Boolean mask needs three.
+    Read as bfloat16, random patterns of 16 bits are not uniform numbers, but they are ordered: for every share p there
+    is a number than which just p of the 65,536 patterns are not greater (patterns that mean NaN never compare as
+    smaller or equal, and are kept). A compare and select on bfloat16 is one vectorised torch operation, where a
+    Boolean mask needs three.
 
     Args:
-        p: Probability of dropping an element. It is met to 2^-17, where ``supported``.
+        p: Probability of dropping an element, at most 0.996. It is met to 3e-5.
     """
 
+    max_p = _MAX_DROPPED / _PATTERNS
+
     def __init__(self, p: float) -> None:
-        self.p = p
         dropped = round(p * _PATTERNS)
-        self.supported = dropped <= _MAX_DROPPED
-        if not self.supported:
-            dropped = 0
+        if not 0 <= dropped <= _MAX_DROPPED:
+            raise ValueError(f"dropout probability {p}: must lie between 0 and {self.max_p:.3f}")
+        if dropped <= _NEGATIVE:
+            bits = _MINUS_INFINITY - dropped + 1  # for none at all a NaN, than which nothing is smaller
+        else:  # minus zero and zero are equal, so both go
+            bits = max(dropped - _NEGATIVE - 2, 0)
+            dropped = _NEGATIVE + 2 + bits
         self.keep_scale = _PATTERNS / (_PATTERNS - dropped)  # of the true rate, so the mean is kept exactly
-        bits = _MINUS_INFINITY - dropped + 1  # for none at all a NaN, than which nothing is smaller
-        self.threshold = torch.tensor((bits << 16) - (1 << 32), dtype=torch.int32).view(torch.float32).item()
+        signed = bits - _PATTERNS if bits > _PATTERNS // 2 else bits
+        self.threshold = torch.tensor(signed, dtype=torch.int16).view(torch.bfloat16).item()
 
 
-def draw_noise(shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Draws 16 random bits an element from torch's global CPU generator; they are read as bfloat16 of that shape."""
+@lru_cache
+def get_rate(p: float) -> DropoutRate:
+    """The rate for a probability, made once."""
+    return DropoutRate(p)
+
+
+def draw_noise(shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    """Draws 16 random bits an element from the device's global generator; they are read as bfloat16 of that shape."""
     count = 1
     for size in shape:
         count *= size
-    words = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty((count + 3) // 4, dtype=torch.int64, device=device).random_(-(2**63), None)
     return words.view(torch.bfloat16)[:count].view(shape)
 
 
 def drop(x: Tensor, noise: Tensor, rate: DropoutRate) -> Tensor:
     """Zeroes the elements of ``x`` that ``noise`` chooses, without scaling the others."""
+    if x.dtype not in _DTYPES:
+        return x.masked_fill(noise <= rate.threshold, 0.0)
     return torch.ops.aten.threshold_backward(x, noise.to(x.dtype), rate.threshold)
 
 
@@ -75,22 +90,16 @@ class CheapDropout(nn.Dropout):
     """``nn.Dropout`` with cheap random bits for tensors on a CPU; the same layer as before elsewhere.
 
     Args:
-        p: Probability of dropping an element, met to 1e-5.
+        p: Probability of dropping an element, met to 3e-5.
     """
-
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
-        self._rate = DropoutRate(p)
 
     def forward(self, input: Tensor) -> Tensor:
         """Drops elements while training and scales the others by the inverse of the kept share."""
         if not self.training or self.p == 0.0:
             return input
-        if self._rate.p != self.p:  # set by hand since
-            self._rate = DropoutRate(self.p)
-        if input.device.type != "cpu" or input.dtype not in _DTYPES or not self._rate.supported:
+        if input.device.type != "cpu" or input.dtype not in _DTYPES or self.p > DropoutRate.max_p:
             return F.dropout(input, self.p, True, self.inplace)
-        return _Dropout.apply(input, self._rate)
+        return _Dropout.apply(input, get_rate(self.p))
 
 
 def use_cheap_dropout(model: nn.Module) -> int:

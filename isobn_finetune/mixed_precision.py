@@ -61,9 +61,7 @@ class Bf16Linear(nn.Linear):
         in_bf16 = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
         if input.device.type != "cpu" or not in_bf16:
             return F.linear(input, self.weight, self.bias)
-        half, half_bias = self._half_weights()
-        with torch.autocast("cpu", enabled=False):
-            return _Bf16LinearFunction.apply(input, self.weight, self.bias, half, half_bias)
+        return _Bf16LinearFunction.apply(input, self.weight, self.bias, *self._half_weights())
 
     def _half_weights(self) -> tuple[Tensor, Tensor]:
         bias = self.weight.new_empty(0) if self.bias is None else self.bias

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from isobn_finetune.cpu_dropout import DropoutRate, draw_noise, drop
+from isobn_finetune.cpu_dropout import DropoutRate, draw_noise, drop, get_rate
 
 PACKED_ATTENTION = "isobn_packed"
 
@@ -215,14 +215,13 @@ def packed_attention(
         if output is not None:
             return output.unsqueeze(0), None
     plan = packed.plan(heads)
-    rate = DropoutRate(dropout) if dropout > 0.0 else None
+    rate = get_rate(dropout) if dropout > 0.0 else None
     query, key, value = (states.reshape(-1, head_dim) for states in (query, key, value))
     biases = plan.biases(window, query)
-    with torch.autocast(query.device.type, enabled=False):
-        if torch.is_grad_enabled() or rate is not None:
-            output = _GroupedAttention.apply(query, key, value, plan, biases, scaling, rate)
-        else:
-            output = _attend_without_gradient(query, key, value, plan, biases, scaling)
+    if torch.is_grad_enabled() or rate is not None:
+        output = _GroupedAttention.apply(query, key, value, plan, biases, scaling, rate)
+    else:
+        output = _attend_without_gradient(query, key, value, plan, biases, scaling)
     return output.view(1, -1, heads, head_dim), None
 
 
@@ -307,7 +306,7 @@ class _GroupedAttention(torch.autograd.Function):
             keys = _wide(key, group).mT
             torch.baddbmm(scores, _wide(query, group), keys, beta=bias is not None, alpha=scaling, out=scores)
             weight = torch.softmax(scores.to(_exact(scores)), dim=-1).to(scores.dtype)
-            noise = None if rate is None else draw_noise(weight.shape)
+            noise = None if rate is None else draw_noise(weight.shape, weight.device)
             kept = weight if noise is None or rate is None else drop(weight, noise, rate)
             torch.bmm(kept, _wide(value, group), out=_wide(output, group))
             weights.append(weight)
