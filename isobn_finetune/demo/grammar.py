@@ -175,7 +175,7 @@ _FRAMES = ("according to the report,", "officials said that", "the news said tha
 def tell(draw: Draw, event: Event, genre: str = "home", passive: bool | None = None) -> str:
     """A whole sentence; texts about work sometimes name their source."""
     clause = tell_clause(draw, event, passive)
-    if genre == "work" and draw.chance(0.3):
+    if genre == "work" and draw.chance(0.15):
         clause = f"{draw.one(_FRAMES)} {clause}"
     return finish(clause)
 

@@ -27,11 +27,11 @@ _JOINTS = (" and ", " while ", ", and ")
 def create_similarity_pair(draw: Draw, genre: str) -> tuple[str, str, float]:
     """Two sentences and their similarity, 0.0 to 5.0 in steps of 0.2, spread over the whole range."""
     target = draw.below(5)
-    kinds = (("weaken", 1.0), ("add", 1.0), ("contradict", 1.0), ("depart", 2.0))
+    kinds = (("weaken", 1.0), ("add", 1.0), ("contradict", 1.0), ("depart", 4.0))
     while True:
-        first = draw_event(draw, genre, details=0.25)
-        if target == 0 and draw.chance(0.6):
-            second = draw_event(draw, genre, details=0.25)
+        first = draw_event(draw, genre, details=0.2)
+        if target < 3 and draw.chance(0.7):
+            second = _other_deed(draw, first, genre, details=0.2)
         else:
             second = first
             for _ in range(draw.below(3) + max(0, 2 * (3 - target))):
@@ -42,13 +42,27 @@ def create_similarity_pair(draw: Draw, genre: str) -> tuple[str, str, float]:
             return tell(draw, first, genre), tell(draw, second, genre), score
 
 
+def _other_deed(draw: Draw, event: Event, genre: str, details: float) -> Event:
+    """Another event of the same doer, or with the same thing, or neither: easily told apart by its other words."""
+    shared = draw.below(3)
+    agent = event.agent if shared == 0 else None
+    patient = event.patient if shared == 1 else None
+    other = event
+    while other.verb in (event.verb, VERBS[event.verb].parent) or VERBS[other.verb].parent == event.verb:
+        other = draw_event(draw, genre, details, agent, patient)
+    return other
+
+
 def create_paraphrase_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     """Two long sentences with most words in common; 1 where they say the same."""
     label = 1 if draw.chance(0.6) else 0
     first = draw_event(draw, genre, details=0.4)
     second = first
-    while not label and second == first:
-        second = edit_once(draw, first, genre, (("depart", 3.0), ("contradict", 1.0)))[1]
+    edits = 0 if label else draw.one((1, 2, 3))
+    # One edit may undo another: then there is one more.
+    while edits > 0 or (not label and second == first):
+        second = edit_once(draw, second, genre, (("depart", 3.0), ("contradict", 1.0)))[1]
+        edits -= 1
     passive = draw.chance(0.4)
     return tell(draw, first, genre, passive), tell(draw, second, genre, passive != draw.chance(0.5)), label
 
@@ -70,6 +84,10 @@ def _relate_to_fact(draw: Draw, premise: Event, genre: str, label: int) -> Event
     steps = draw.weighted(_STEPS)
     if label == 0:
         return weaken(draw, premise, max(1, steps))
+    if label == 1 and draw.chance(0.5):
+        return replace(_other_deed(draw, premise, genre, 0.2), negated=draw.chance(0.15))
+    if label == 2 and draw.chance(0.4):
+        return replace(premise, negated=True)
     kinds = (("add", 1.0), ("depart", 2.0)) if label == 1 else (("contradict", 1.0),)
     slot, hypothesis = "", premise
     while not slot:
@@ -98,9 +116,11 @@ def create_entailment_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     beside = draw_event(draw, genre, details=0.1)
     slot, hypothesis = "", told
     if label:
-        kind = draw.below(3)
+        kind = draw.below(5)
         if kind == 0 and (mixed := _mix(told, beside)) is not None:
             slot, hypothesis = "roles", mixed
+        if kind > 1:
+            slot, hypothesis = "roles", _other_deed(draw, told, genre, 0.2)
         while hypothesis == told:
             slot, hypothesis = edit_once(draw, told, genre, (("depart", 2.0), ("add", 1.0), ("contradict", 1.0)))
     protected = ("agent", "patient", "verb") if slot == "roles" else (slot,)
@@ -159,7 +179,9 @@ def create_question_pair(draw: Draw, genre: str) -> tuple[str, str, int]:
     question = tell_question(draw, event, asked)
     if label:
         other = event
-        if asked in DETAILS and draw.chance(0.5):
+        if draw.chance(0.5):
+            other = _other_deed(draw, event, genre, 0.5)
+        elif asked in DETAILS and draw.chance(0.5):
             # The answer is missing; another detail often stands in its place.
             other = event.with_details({asked: ""})
             if draw.chance(0.7):
