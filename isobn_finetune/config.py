@@ -117,6 +117,11 @@ class TrainConfig(Section):
             raise ValueError(f"save_steps: {self.save_steps:g} is not a multiple of eval_steps ({self.eval_steps:g})")
         return self
 
+    @field_validator("packing", mode="before")
+    @classmethod
+    def _read_off(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare off as false
+
     @field_validator("eval_steps", "save_steps")
     @classmethod
     def _check_whole(cls, value: float | None) -> float | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from isobn_finetune.errors import ConfigError
 from isobn_finetune.families import Family
 from isobn_finetune.tasks import TaskSpec
 
@@ -47,6 +48,27 @@ def encode(
         {**dict(zip(keys, values, strict=True)), "labels": label}
         for *values, label in zip(*(encoded[key] for key in keys), rows["label"], strict=True)
     ]
+
+
+def check_vocabulary(features: Iterable[Feature], tokenizer: PreTrainedTokenizerBase, embeddings: int) -> None:
+    """Compares the tokens of encoded rows with what the encoder has embeddings for.
+
+    Args:
+        features: Encoded rows.
+        tokenizer: Made them.
+        embeddings: Rows of the encoder's word embeddings.
+
+    Raises:
+        ConfigError: A token has none: tokenizer and encoder are not of one model.
+    """
+    if len(tokenizer) <= embeddings:
+        return
+    highest = max((max(feature["input_ids"], default=0) for feature in features), default=0)
+    if highest >= embeddings:
+        raise ConfigError(
+            f"{tokenizer.name_or_path}: the tokenizer gives token {highest}, and the encoder has embeddings for "
+            f"{embeddings} only; put the tokenizer of this very model there"
+        )
 
 
 class PaddingCollator:

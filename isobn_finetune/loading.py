@@ -46,6 +46,7 @@ def create_model(
     """
     encoder, pooler = _load_encoder(model_dir, trust_remote_code)
     encoder.config._name_or_path = ""  # a folder of this machine, of no use to whoever loads the model
+    encoder.config.num_labels, encoder.config.problem_type = 2, None  # the defaults: labels of an earlier head are gone
     config = IsobnConfig(encoder.config, norm, pooling, **_describe_labels(spec))
     model = IsobnForSequenceClassification(config, encoder=encoder)
     if pooling == "pooler":
@@ -95,7 +96,10 @@ def load_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
     if values["model_type"] == IsobnConfig.model_type:
         return read_pretrained(model_dir, IsobnConfig.from_pretrained, model_dir)
     if not trust_remote_code:
-        get_family(values["model_type"])
+        try:
+            get_family(values["model_type"])
+        except ConfigError as error:
+            raise ConfigError(f"{model_dir}: {error}. Choose another --model") from None
     return read_pretrained(
         model_dir, AutoConfig.from_pretrained, model_dir, local_files_only=True, trust_remote_code=trust_remote_code
     )

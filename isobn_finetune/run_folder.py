@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import yaml
 
 from isobn_finetune.config import RunConfig, create_run_config, load_yaml
 from isobn_finetune.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
 
 IDENTITY = ("task", "model", "norm", "seed", "data")
 """What makes a run another run, so that ``--resume`` refuses a change."""
@@ -120,6 +124,20 @@ class RunFolder:
         for path in (self.checkpoints, self.predictions, self.model):
             shutil.rmtree(path, ignore_errors=True)
 
+    def find_checkpoint(self) -> Path | None:
+        """The newest checkpoint that is whole; newer ones, left by a kill in the middle of saving, are named."""
+        by_step = {
+            int(path.name.rpartition("-")[2]): path
+            for path in self.checkpoints.glob("checkpoint-*")
+            if path.name.rpartition("-")[2].isdigit()
+        }
+        for step in sorted(by_step, reverse=True):
+            problem = _find_damage(by_step[step], step)
+            if problem is None:
+                return by_step[step]
+            logger.warning("%s is not whole (%s); an earlier checkpoint is taken.", by_step[step], problem)
+        return None
+
     def append_history(self, line: Mapping[str, Any]) -> None:
         """Adds one line to ``history.jsonl``."""
         with self.history.open("a", encoding="utf-8") as file:
@@ -140,6 +158,24 @@ class RunFolder:
         """Forgets lines after ``step``, so that a resumed run writes no step twice."""
         kept = [line for line in self.read_history() if line["step"] <= step]
         write_text(self.history, "".join(dump_json(line) + "\n" for line in kept))
+
+
+def _find_damage(checkpoint: Path, step: int) -> str | None:
+    """Says what is wrong with a checkpoint, ``None`` where it is whole."""
+    from safetensors import SafetensorError, safe_open
+
+    state, weights = checkpoint / "trainer_state.json", checkpoint / "model.safetensors"
+    try:
+        if json.loads(state.read_text(encoding="utf-8"))["global_step"] != step:
+            return f"{state.name} is of another step"
+        with safe_open(weights, "np"):  # reads the header and compares sizes
+            pass
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        return f"{type(error).__name__} in trainer_state.json or model.safetensors"
+    for name in ("optimizer.pt", "scheduler.pt"):  # torch writes zip files, whose directory stands at the end
+        if not zipfile.is_zipfile(checkpoint / name):
+            return f"{name} is cut short or missing"
+    return None
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -200,6 +200,7 @@ def create_training_arguments(config: RunConfig, folder: Path, precision: str, d
         fp16=precision == "fp16",
         report_to=train.report_to,
         remove_unused_columns=False,
+        dataloader_pin_memory=torch.cuda.is_available(),  # else torch warns at every epoch
         disable_tqdm=True,  # we have a bar of our own
         restore_callback_states_from_checkpoint=True,
         **cadence,
