@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 Feature = dict[str, Any]
 """``input_ids`` and what else the family reads, lists of equal length, and ``labels``."""
+
+EncodeRows = Callable[..., list[Feature]]
+"""Tokenizes a split, as ``encode`` does."""
 
 
 def limit_length(max_length: int, family: Family, encoder_config: Any) -> int:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
-from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from safetensors.torch import load_file
-from transformers import set_seed
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from isobn_finetune.callbacks import (
@@ -29,47 +25,20 @@ from isobn_finetune.callbacks import (
     SkippedSteps,
 )
 from isobn_finetune.config import RunConfig, slugify
-from isobn_finetune.data import compute_fingerprint, load_splits
-from isobn_finetune.encoding import Feature, encode, limit_length
+from isobn_finetune.encoding import EncodeRows, Feature, encode
 from isobn_finetune.errors import ConfigError, DivergedError, InterruptedRunError, IsobnError
-from isobn_finetune.hub import resolve_model
 from isobn_finetune.inference import IsotropyProbe, compute_logits
-from isobn_finetune.loading import create_model, load_tokenizer
+from isobn_finetune.inputs import Inputs, load_inputs
 from isobn_finetune.metrics import is_collapsed
 from isobn_finetune.model_card import write_model_card
-from isobn_finetune.modeling import IsobnForSequenceClassification
 from isobn_finetune.plots import plot_curves
-from isobn_finetune.precision import resolve_precision
 from isobn_finetune.results import RunResult, describe_environment, write_predictions, write_result_if_possible
 from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
 from isobn_finetune.saved_model import save_model
 from isobn_finetune.speed import create_collator, fast_cpu_layers
-from isobn_finetune.tasks import TaskSpec
-from isobn_finetune.trackers import check_tracker
 from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, predict_labels, score_logits
 
 logger = logging.getLogger(__name__)
-
-EncodeRows = Callable[..., list[Feature]]
-
-
-@dataclass
-class Inputs:
-    """All that a run reads, loaded and checked before anything is written."""
-
-    tokenizer: Any
-    model: IsobnForSequenceClassification
-    splits: dict[str, Dataset]
-    rows: dict[str, int]
-    features: dict[str, list[Feature]]
-    class_weights: torch.Tensor | None
-    fingerprint: str
-    precision: str
-
-    def dev(self, spec: TaskSpec) -> dict[str, list[Feature]]:
-        """The labelled dev splits, the selection split first."""
-        others = [split for split in spec.labelled_dev_splits if split in self.features]
-        return {split: self.features[split] for split in dict.fromkeys((spec.selection_split, *others))}
 
 
 def fine_tune(
@@ -94,7 +63,7 @@ def fine_tune(
     finished = _check_folder(folder, config, resume, overwrite)
     if finished is not None:
         return finished
-    inputs = _load_inputs(config, encode_rows)
+    inputs = load_inputs(config, encode_rows)
     checkpoint = _prepare_folder(folder, config, inputs, resume, overwrite)
     result = RunResult(
         output_dir=str(folder.path),
@@ -154,46 +123,6 @@ def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite:
     return RunResult.from_json(folder.path, values)
 
 
-def _load_inputs(config: RunConfig, encode_rows: EncodeRows) -> Inputs:
-    """Loads model files, tokenizer and data, so that what is missing is said before any work."""
-    spec = config.spec
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError(
-            "run: started as one of several processes (WORLD_SIZE); a run takes one process, start it alone"
-        )
-    precision = resolve_precision(config.precision)
-    check_tracker(config.train.report_to)
-    model_dir = resolve_model(config.model.name)
-    tokenizer = load_tokenizer(model_dir, config.model.trust_remote_code)
-    splits = load_splits(spec, config.data.source)
-    for split in ("train", spec.selection_split):
-        if len(splits[split]) == 0:
-            raise ConfigError(f"data.source {config.data.source}: split '{split}' of {spec.title} has no rows")
-    # Test rows are counted but not read further: their labels are hidden, and the hub's copy differs in that.
-    used = {split: rows for split, rows in splits.items() if split in ("train", *spec.labelled_dev_splits)}
-    rows = {split: len(rows) for split, rows in splits.items()}
-    # Before the model: the head is drawn from this seed too.
-    seed_everything(config.seed)
-    model = create_model(
-        model_dir, spec, config.norm.model_dump(), config.model.pooling, config.model.trust_remote_code
-    )
-    if config.train.gradient_checkpointing:
-        _enable_gradient_checkpointing(model)
-    max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
-    model.config.finetuning_max_length = max_length  # so that whoever loads the model cuts rows alike
-    features = {split: encode_rows(rows, spec, tokenizer, max_length) for split, rows in used.items()}
-    return Inputs(
-        tokenizer=tokenizer,
-        model=model,
-        splits=used,
-        rows=rows,
-        features=features,
-        class_weights=_class_weights(config, features["train"]),
-        fingerprint=compute_fingerprint(used),
-        precision=precision,
-    )
-
-
 def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool) -> str | None:
     """Makes the folder ready and returns the checkpoint to go on from."""
     data_file = folder.checkpoints / "data.json"
@@ -228,33 +157,9 @@ def _train_and_score(
     spec, model, features = config.spec, inputs.model, inputs.features
     _say_plan(config, inputs)
 
-    collator = create_collator(model, inputs.tokenizer, config.train.packing)
     interrupt, skipped = Interrupt(), SkippedSteps(config.train.max_skipped_steps)
     progress = Progress(f"{spec.title}, {config.norm.name}")
-    callbacks = [
-        EvaluationMemory(config.train.early_stopping_patience),
-        HistoryWriter(folder),
-        skipped,
-        interrupt,
-        progress,
-    ]
-    trainer = SentenceTrainer(
-        spec=spec,
-        folder=folder,
-        dev=inputs.dev(spec),
-        best_metric=config.best_metric,
-        eval_batch_size=config.train.eval_batch_size,
-        eval_collator=copy(collator),  # which counts tokens of its own
-        label_smoothing=config.train.label_smoothing,
-        class_weights=inputs.class_weights,
-        model=model,
-        args=create_training_arguments(config, folder.checkpoints, inputs.precision, _drop_last(config, features)),
-        train_dataset=features["train"],
-        eval_dataset=features[spec.selection_split],
-        data_collator=collator,
-        processing_class=inputs.tokenizer,
-        callbacks=callbacks,
-    )
+    trainer = _create_trainer(config, folder, inputs, [skipped, interrupt, progress])
     skipped.trainer = trainer
     started = time.perf_counter()
     try:
@@ -268,6 +173,7 @@ def _train_and_score(
             "--resume goes on"
         )
     seconds = time.perf_counter() - started
+    collator = trainer.data_collator
     result.train = {
         "steps": trainer.state.global_step,
         "epochs": round(trainer.state.epoch or 0, 4),
@@ -283,6 +189,31 @@ def _train_and_score(
     result.last_score = memory.last_score
     model.load_state_dict(load_file(folder.checkpoints / BEST_FOLDER / WEIGHTS_FILE))
     _write_results(config, folder, inputs, trainer, result)
+
+
+def _create_trainer(
+    config: RunConfig, folder: RunFolder, inputs: Inputs, callbacks: list[TrainerCallback]
+) -> SentenceTrainer:
+    spec, features = config.spec, inputs.features
+    collator = create_collator(inputs.model, inputs.tokenizer, config.train.packing)
+    memory = EvaluationMemory(config.train.early_stopping_patience)
+    return SentenceTrainer(
+        spec=spec,
+        folder=folder,
+        dev=inputs.dev(spec),
+        best_metric=config.best_metric,
+        eval_batch_size=config.train.eval_batch_size,
+        eval_collator=copy(collator),  # which counts tokens of its own
+        label_smoothing=config.train.label_smoothing,
+        class_weights=inputs.class_weights,
+        model=inputs.model,
+        args=create_training_arguments(config, folder.checkpoints, inputs.precision, _drop_last(config, features)),
+        train_dataset=features["train"],
+        eval_dataset=features[spec.selection_split],
+        data_collator=collator,
+        processing_class=inputs.tokenizer,
+        callbacks=[memory, HistoryWriter(folder), *callbacks],
+    )
 
 
 def _write_results(
@@ -334,36 +265,6 @@ def _measure_isotropy(trainer: SentenceTrainer, train: list[Feature]) -> dict[st
     compute_logits(trainer.model, [train[row] for row in chosen], trainer.eval_collator, trainer.eval_batch_size, probe)
     measured = probe.measure(trainer.model.norm)
     return {"n": measured.pop("n"), "split": "train", **measured}
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds python, numpy and torch; on a GPU also asks for kernels that repeat."""
-    set_seed(seed)
-    if torch.cuda.is_available():
-        # Not transformers' enable_full_determinism: it makes every kernel launch wait for the one before.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a guard for debugging that costs time
-
-
-def _class_weights(config: RunConfig, train: list[Feature]) -> torch.Tensor | None:
-    weights = config.train.class_weights
-    if weights is None:
-        return None
-    labels = config.spec.labels
-    if weights == "balanced":
-        counts = np.bincount([feature["labels"] for feature in train], minlength=len(labels))
-        if (counts == 0).any():
-            raise ConfigError(f"train.class_weights: no training row is '{labels[int(counts.argmin())]}'")
-        return torch.tensor(len(train) / (len(labels) * counts), dtype=torch.float32)
-    return torch.tensor([weights[name] for name in labels], dtype=torch.float32)
-
-
-def _enable_gradient_checkpointing(model: IsobnForSequenceClassification) -> None:
-    if not model.supports_gradient_checkpointing:
-        raise ConfigError(f"train.gradient_checkpointing: transformers' {model.config.family.title} cannot do it")
-    # The norm stands outside the encoder's checkpointed layers, so no batch enters its statistics twice.
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def _drop_last(config: RunConfig, features: dict[str, list[Feature]]) -> bool:
