@@ -119,7 +119,8 @@ def fold_classifier(classifier: nn.Linear, weight: Tensor, shift: Tensor) -> tup
 def fold_norm(model: IsobnForSequenceClassification) -> IsobnForSequenceClassification:
     """Returns a copy with norm ``none`` that gives the same logits in eval mode."""
     folded = copy.deepcopy(model)
-    weight, bias = fold_classifier(model.classifier, *model.norm.affine())
+    norm: Any = model.norm
+    weight, bias = fold_classifier(model.classifier, *norm.affine())
     with torch.no_grad():
         folded.classifier.weight.copy_(weight)
         folded.classifier.bias.copy_(bias)
@@ -136,6 +137,8 @@ def create_stock_model(model: IsobnForSequenceClassification, dtype: torch.dtype
         dtype: Of the stock model.
     """
     family = model.config.family
+    pooler: Any = model.pooler
+    norm: Any = model.norm
     with torch.random.fork_rng():  # its weights are drawn first, and then replaced
         stock = AutoModelForSequenceClassification.from_config(create_stock_config(model.config))
     left_out = stock.base_model.load_state_dict(model.encoder.state_dict(), strict=False)
@@ -144,10 +147,10 @@ def create_stock_model(model: IsobnForSequenceClassification, dtype: torch.dtype
         raise IsobnError(
             f"{family.title}: transformers' encoder has changed: {(own_head + left_out.unexpected_keys)[0]}"
         )
-    stock.get_submodule(family.dense).load_state_dict(model.pooler.dense.state_dict())
+    stock.get_submodule(family.dense).load_state_dict(pooler.dense.state_dict())
     if family.layer_norm is not None:
-        stock.get_submodule(family.layer_norm).load_state_dict(model.pooler.LayerNorm.state_dict())
-    weight, bias = fold_classifier(model.classifier, *model.norm.affine())
+        stock.get_submodule(family.layer_norm).load_state_dict(pooler.LayerNorm.state_dict())
+    weight, bias = fold_classifier(model.classifier, *norm.affine())
     classifier = stock.get_submodule(family.classifier)
     with torch.no_grad():
         classifier.weight.copy_(weight)

@@ -162,9 +162,7 @@ def evaluate(
 
 def _score_split(saved: SavedModel, split: str, rows: Dataset, batch_size: int, result: EvaluationResult) -> np.ndarray:
     spec = saved.spec
-    with _progress(f"{spec.title} {split}", len(rows)) as bar:
-        windows = [logits for _, logits in _predict_windows(saved, _iterate(rows, spec), batch_size, bar)]
-    logits = np.concatenate(windows)
+    logits = predict_rows(saved, rows, batch_size, f"{spec.title} {split}")
     predictions = logits[:, 0] if spec.is_regression else logits.argmax(axis=1)
     scores = compute_metrics(spec.metrics, predictions, np.array(rows["label"]))
     result.metrics[split] = scores.values
@@ -172,6 +170,13 @@ def _score_split(saved: SavedModel, split: str, rows: Dataset, batch_size: int, 
         result.reasons[split] = scores.reasons
     result.collapsed[split] = is_collapsed(predictions, spec.is_regression)
     return logits
+
+
+def predict_rows(saved: SavedModel, rows: Dataset, batch_size: int, title: str) -> np.ndarray:
+    """Logits ``(rows, num_labels)`` of a split, with a progress bar."""
+    with _progress(title, len(rows)) as bar:
+        windows = [logits for _, logits in _predict_windows(saved, _iterate(rows, saved.spec), batch_size, bar)]
+    return np.concatenate(windows)
 
 
 def _check_evaluation_folder(output_dir: str | None) -> None:

@@ -148,11 +148,11 @@ def _load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if isinstance(config, IsobnConfig):
         model: Any
         model, tokenizer = load_model(folder)
-        parts = (model.config, model.encoder.config)
+        parts = [model.config, model.encoder.config]
     else:
         check_weights(folder)
         model, tokenizer = load_stock_classifier(folder), load_tokenizer(folder)
-        parts = (model.config,)
+        parts = [model.config]
     for part in parts:
         # Old configs ask for tuples, and some for the hidden states of every layer.
         part.return_dict, part.output_hidden_states, part.output_attentions = True, False, False

@@ -92,7 +92,7 @@ def open_texts(source: str, spec: TaskSpec, file_format: str | None = None) -> I
         DataError: While rows are read: a bad one, named by its line or row.
     """
     kind = file_format or ("lines" if source == STDIN else FORMATS.get(Path(source).suffix.lower()))
-    if kind not in FORMATS.values():
+    if kind is None or kind not in FORMATS.values():
         raise ConfigError(
             f"--input {source}: unknown kind of file. Name it {', '.join(FORMATS)}, or say --input-format."
         )
