@@ -25,8 +25,10 @@ from isobn_finetune.commands.models import (
 )
 from isobn_finetune.commands.options import Debug
 from isobn_finetune.commands.run import RUN_EXAMPLES, run
+from isobn_finetune.commands.sweep import SWEEP_EXAMPLES, sweep
 from isobn_finetune.config import create_run_config, load_yaml
 from isobn_finetune.errors import IsobnError
+from isobn_finetune.sweep_config import create_sweep, expand, is_sweep
 from isobn_finetune.version import __version__
 
 app = typer.Typer(
@@ -43,6 +45,7 @@ app.command("evaluate", epilog=EVALUATE_EXAMPLES)(evaluate)
 app.command("predict", epilog=PREDICT_EXAMPLES)(predict)
 app.command("export", epilog=EXPORT_EXAMPLES)(export)
 app.command("submit", epilog=SUBMIT_EXAMPLES)(submit)
+app.command("sweep", epilog=SWEEP_EXAMPLES)(sweep)
 app.add_typer(list_app, name="list")
 
 
@@ -67,7 +70,12 @@ def validate(
     debug: Debug = False,
 ) -> None:
     """Check a config file without running it."""
-    config = create_run_config(load_yaml(file), str(file)).resolve()
+    values = load_yaml(file)
+    if is_sweep(values):
+        runs = expand(create_sweep(values, str(file)), ".")
+        typer.echo(f"{file}: valid. A sweep of {len(runs)} runs, the first: {runs[0].path}")
+        return
+    config = create_run_config(values, str(file)).resolve()
     typer.echo(
         f"{file}: valid. {config.spec.title}, {config.model.name}, norm {config.norm.name}, seed {config.seed} "
         f"-> {config.output_dir}"
@@ -117,7 +125,8 @@ class _StderrHandler(logging.StreamHandler):
 def main(args: list[str] | None = None) -> None:
     """Entry point. Every error is one plain line on stderr, and an exit code (see ``errors``)."""
     logger = logging.getLogger("isobn_finetune")
-    logger.addHandler(_StderrHandler())
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):  # called twice in one process
+        logger.addHandler(_StderrHandler())
     logger.setLevel(logging.INFO)
     arguments = (sys.argv[1:] if args is None else args) or ["--help"]
     sys.exit(_call(lambda: app(arguments, standalone_mode=False), debug="--debug" in arguments))
