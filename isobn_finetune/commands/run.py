@@ -41,6 +41,9 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove the run there and start afresh.")] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="Upload the finished model and its card to the hub.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Fine-tune one model on one task with one norm."""
@@ -74,4 +77,13 @@ def run(
     from isobn_finetune.summary import format_summary
     from isobn_finetune.training import fine_tune
 
-    typer.echo(format_summary(fine_tune(run_config, resume=resume, overwrite=overwrite)))
+    if push_to_hub is not None:
+        from isobn_finetune.hub_upload import check_upload
+
+        check_upload(push_to_hub)
+    result = fine_tune(run_config, resume=resume, overwrite=overwrite)
+    typer.echo(format_summary(result))
+    if push_to_hub is not None:
+        from isobn_finetune.hub_upload import upload_model
+
+        typer.echo(f"  uploaded: {upload_model(Path(result.output_dir) / 'model', push_to_hub)}")
