@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import set_seed
 
 from isobn_finetune.config import RunConfig
 from isobn_finetune.data import compute_fingerprint, load_splits
-from isobn_finetune.encoding import EncodeRows, Feature, limit_length
+from isobn_finetune.encoding import EncodeRows, Feature, check_vocabulary, limit_length
 from isobn_finetune.errors import ConfigError
 from isobn_finetune.hub import resolve_model
 from isobn_finetune.loading import create_model, load_tokenizer
@@ -70,6 +71,8 @@ def load_inputs(config: RunConfig, encode_rows: EncodeRows) -> Inputs:
     max_length = limit_length(config.data.max_length, model.config.family, model.config.encoder_config)
     model.config.finetuning_max_length = max_length  # so that whoever loads the model cuts rows alike
     features = {split: encode_rows(rows, spec, tokenizer, max_length) for split, rows in used.items()}
+    for encoded in features.values():
+        check_vocabulary(encoded, tokenizer, model.encoder.get_input_embeddings().num_embeddings)
     return Inputs(
         tokenizer=tokenizer,
         model=model,
@@ -110,4 +113,7 @@ def _enable_gradient_checkpointing(model: IsobnForSequenceClassification) -> Non
     if not model.supports_gradient_checkpointing:
         raise ConfigError(f"train.gradient_checkpointing: transformers' {model.config.family.title} cannot do it")
     # The norm stands outside the encoder's checkpointed layers, so no batch enters its statistics twice.
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with warnings.catch_warnings():
+        # transformers 5.24 has a new name for it, which 5.0 does not know.
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

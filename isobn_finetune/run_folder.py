@@ -149,9 +149,11 @@ class RunFolder:
         if self.history.is_file():
             for text in self.history.read_text(encoding="utf-8").split("\n"):
                 try:
-                    lines.append(json.loads(text))
+                    line = json.loads(text)
                 except ValueError:
                     continue
+                if isinstance(line, dict) and "step" in line:
+                    lines.append(line)
         return lines
 
     def cut_history(self, step: int) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from isobn_finetune.callbacks import (
     BEST_FOLDER,
@@ -123,7 +122,7 @@ def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite:
     return RunResult.from_json(folder.path, values)
 
 
-def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool) -> str | None:
+def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume: bool, overwrite: bool) -> Path | None:
     """Makes the folder ready and returns the checkpoint to go on from."""
     data_file = folder.checkpoints / "data.json"
     checkpoint = None
@@ -135,7 +134,7 @@ def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume
                 f"{folder.path} holds another run: the rows of {config.data.source} have changed since it began. "
                 "Choose another --output-dir, or --overwrite to start afresh"
             )
-        checkpoint = get_last_checkpoint(str(folder.checkpoints))
+        checkpoint = folder.find_checkpoint()
     folder.start(config)
     folder.result.unlink(missing_ok=True)
     if checkpoint is None:
@@ -144,7 +143,7 @@ def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume
         if resume:
             logger.info("%s: no checkpoint yet; starting from the beginning.", folder.path)
     else:
-        step = int(checkpoint.rpartition("-")[2])
+        step = int(checkpoint.name.rpartition("-")[2])
         folder.cut_history(step)
         logger.info("Going on from step %d.", step)
     write_json(data_file, {"fingerprint": inputs.fingerprint})
@@ -152,7 +151,7 @@ def _prepare_folder(folder: RunFolder, config: RunConfig, inputs: Inputs, resume
 
 
 def _train_and_score(
-    config: RunConfig, folder: RunFolder, inputs: Inputs, checkpoint: str | None, result: RunResult
+    config: RunConfig, folder: RunFolder, inputs: Inputs, checkpoint: Path | None, result: RunResult
 ) -> None:
     spec, model, features = config.spec, inputs.model, inputs.features
     _say_plan(config, inputs)
@@ -164,7 +163,7 @@ def _train_and_score(
     started = time.perf_counter()
     try:
         with interrupt.watch(), fast_cpu_layers(model, features["train"], config.train.weight_decay):
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         progress.close()
     if interrupt.signal_name and trainer.state.global_step < trainer.state.max_steps:
@@ -299,6 +298,6 @@ def _say_plan(config: RunConfig, inputs: Inputs) -> None:
         logger.info("%d GPUs are visible; this run uses the first.", torch.cuda.device_count())
     rest = len(features["train"]) % train.batch_size
     if rest and _drop_last(config, features):
-        logger.info("Each epoch leaves its last %d rows out, less than a batch (train.drop_last).", rest)
+        logger.info("Each epoch leaves %d of its rows out, too few for a last batch (train.drop_last).", rest)
     elif rest == 1 and config.norm.name != "none":
         logger.info("An epoch's last batch has one row: the norm applies its running values to it.")
