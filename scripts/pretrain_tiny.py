@@ -2,12 +2,14 @@
 
 The text is written by the demo grammar (``isobn_finetune.demo.stories``) with draws that no task uses. As in BERT
 (Devlin et al., NAACL 2019) the model learns masked words and whether the second sentence follows the first, so its
-pooler is trained too. Run it only to renew the shipped files:
+pooler is trained too. In the first stage a false continuation comes from another passage; in the second most of them
+are near misses about the same matter: a deed that does not follow, a question evaded, an opinion reversed. This stage
+is close to what the tasks ask, as the pre-training of BERT is not: a model of this size with so few rows needs it.
 
     python scripts/pretrain_tiny.py --output-dir isobn_finetune/demo/tiny
 
-It takes about ten minutes on one core. The last lines report the file's size and EV_3 of ``pooler_output`` on the demo
-STS-B training rows.
+It takes about fifteen minutes on one core, and nothing but renewing the shipped files needs it. The last line reports
+the file's size and EV_3 of ``pooler_output`` on the demo STS-B training rows.
 """
 
 from __future__ import annotations
