@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -96,7 +95,8 @@ class PredictionWriter:
 
     def _write_fields(self, fields: Sequence[Any]) -> None:
         if self.kind == ".csv":
-            csv.writer(self.file, lineterminator="\n").writerow(fields)
+            # By hand: the csv module leaves a lone carriage return unquoted, and readers end the row there.
+            self.file.write(",".join(map(_quote, map(str, fields))) + "\n")
         else:
             # TSV knows no quoting, so a tab or line end inside a text becomes a space.
             self.file.write("\t".join(re.sub(r"[\t\r\n]", " ", str(field)) for field in fields) + "\n")
@@ -110,6 +110,11 @@ class PredictionWriter:
             self.unknown_labels += 1
             return None
         return label if self.spec.is_regression else self.spec.labels[int(label)]
+
+
+def _quote(field: str) -> str:
+    """A CSV field as RFC 4180 has it."""
+    return '"' + field.replace('"', '""') + '"' if re.search(r'[",\r\n]', field) else field
 
 
 @contextmanager

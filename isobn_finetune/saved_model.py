@@ -118,7 +118,7 @@ def open_model(name: str, task: str | None = None) -> SavedModel:
     folder = resolve_model(name)
     model, tokenizer = _load(folder)
     run_config = _read_run_config(folder)
-    spec, order = _fit_task(name, model.config, asked or _find_task(model.config, run_config))
+    spec, order = match_labels(name, model.config, asked or _find_task(model.config, run_config))
     if torch.cuda.is_available():
         model.to("cuda")
     return SavedModel(name, folder, model, tokenizer, spec, order, _get_max_length(model.config), run_config)
@@ -193,7 +193,7 @@ def _get_max_length(config: Any) -> int:
     return int(asked) if limit is None else min(int(asked), limit)
 
 
-def _fit_task(name: str, config: Any, spec: TaskSpec | None) -> tuple[TaskSpec, list[int]]:
+def match_labels(name: str, config: Any, spec: TaskSpec | None) -> tuple[TaskSpec, list[int]]:
     """Matches the model's label names with the task's, and refuses a head that cannot be for it."""
     names = [str(config.id2label[index]) for index in range(config.num_labels)]
     if spec is None:
