@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,10 @@ class SavedModel:
 
     def encode(self, texts: Sequence[Sequence[str]]) -> list[Feature]:
         """Tokenizes rows of one or two texts."""
-        columns: dict[str, Any] = {
-            name: [row[place] for row in texts] for place, name in enumerate(self.spec.text_columns)
-        }
-        features = encode({**columns, "label": [None] * len(texts)}, self.spec, self.tokenizer, self.max_length)
+        names = tuple(f"text {place}" for place in range(len(texts[0]) if texts else 1))
+        columns: dict[str, Any] = {name: [row[place] for row in texts] for place, name in enumerate(names)}
+        spec = replace(self.spec, text_columns=names)
+        features = encode({**columns, "label": [None] * len(texts)}, spec, self.tokenizer, self.max_length)
         kept = ("input_ids", "token_type_ids") if self._takes_token_types() else ("input_ids",)
         return [{name: feature[name] for name in kept if name in feature} for feature in features]
 

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import FAMILY_CONFIGS, create_encoder_config, create_tokenizer
+from classifiers import create_classifier
+from conftest import FAMILY_CONFIGS, create_tokenizer
 from torch import nn
 
 from isobn_finetune.export import create_stock_model, fold_classifier, fold_norm
-from isobn_finetune.modeling import IsobnConfig, IsobnForSequenceClassification
 
 NORMS = ("none", "batchnorm", "isobn")
-
-
-def create_classifier(family: str, norm: str, pooling: str = "pooler", **changes: Any) -> IsobnForSequenceClassification:
-    """A random model whose norm has seen batches, so that folding it changes something."""
-    if family == "mpnet":
-        changes["relative_attention_num_buckets"] = 32  # transformers counts on it whatever the config says
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        config = IsobnConfig(
-            create_encoder_config(family, **changes),
-            {"name": norm},
-            pooling,
-            id2label={0: "no", 1: "yes", 2: "maybe"},
-            label2id={"no": 0, "yes": 1, "maybe": 2},
-            problem_type="single_label_classification",
-        )
-        model = IsobnForSequenceClassification(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.dim() == 2 and "norm" not in name:
-                    parameter.mul_(6.0)
-            model.classifier.bias.normal_()
-            if norm == "batchnorm":
-                model.norm.weight.uniform_(0.5, 2.0)
-                model.norm.bias.normal_()
-        model.norm.train()
-        for _ in range(4):
-            model.norm(torch.randn(12, 16) * torch.linspace(0.05, 0.9, 16) + 0.3)
-    return model.eval()
 
 
 def create_batch(family: str) -> dict[str, torch.Tensor]:
