@@ -28,6 +28,7 @@ from isobn_finetune.saved_model import SavedModel, forget_local_paths, load_stoc
 from isobn_finetune.tasks import get_task
 from isobn_finetune.text_files import TextRow
 from isobn_finetune.weights_file import seal_weights
+from isobn_finetune.whole_files import clean_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ def export_checkpoint(model: str, output_dir: Path) -> str:
             folder, saved, f"a stock `{type(stock).__name__}`", difference, f"{len(rows)} rows of {origin}"
         )
 
-    replace_folder(output_dir, fill)
+    with clean_interrupt():
+        replace_folder(output_dir, fill)
     return (
         f"{type(stock).__name__}, norm {saved.norm} folded in; on {len(rows)} rows of {origin} its logits are "
         f"at most {differences[0]:.1e} from ours"

@@ -23,6 +23,7 @@ from isobn_finetune.modeling import IsobnConfig
 from isobn_finetune.run_folder import replace_folder
 from isobn_finetune.saved_model import SavedModel, forget_local_paths, open_model
 from isobn_finetune.text_files import TextRow
+from isobn_finetune.whole_files import clean_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ def export_onnx(model: str, output_dir: Path) -> str:
         differences.append(difference)
         write_export_card(folder, saved, "an ONNX graph", difference, f"{len(rows)} rows of {origin}")
 
-    replace_folder(output_dir, fill)
+    with clean_interrupt():
+        replace_folder(output_dir, fill)
     return (
         f"{MODEL_FILE}, any batch size and length; on {len(rows)} rows of {origin}, in batches of "
         f"{', '.join(map(str, _BATCH_SIZES))}, its logits are at most {differences[0]:.1e} from ours"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from isobn_finetune.saved_model import SavedModel, open_model
 from isobn_finetune.tasks import TaskSpec, get_task
 from isobn_finetune.text_files import TextRow, open_texts
 from isobn_finetune.weights_file import compute_weights_digest
+from isobn_finetune.whole_files import clean_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +146,8 @@ def evaluate(
     }
     result.weights_sha256 = compute_weights_digest(saved.folder)
     result.environment = describe_environment()
-    logits = {split: _score_split(saved, split, rows[split], batch_size, result) for split in chosen}
+    with clean_interrupt():
+        logits = {split: _score_split(saved, split, rows[split], batch_size, result) for split in chosen}
     folder = RunFolder(output_dir or ".")
     if output_dir is not None:
         result.take_over(_read_json(folder.path / "evaluate.json"))
@@ -283,7 +283,7 @@ def _write(
     total: int | None = None,
 ) -> int:
     with (
-        interrupt_on_terminate(),
+        clean_interrupt(),
         open_predictions(output, saved.spec, columns) as writer,
         _progress(saved.spec.title, total) as bar,
     ):
@@ -335,24 +335,6 @@ def _iterate(rows: Dataset, spec: TaskSpec) -> Iterator[TextRow]:
 def _progress(title: str, total: int | None) -> Any:
     # disable=None: no bar where stderr is not a terminal.
     return tqdm(total=total, desc=title, unit="row", disable=None)
-
-
-@contextmanager
-def interrupt_on_terminate() -> Iterator[None]:
-    """Lets SIGTERM end the work as Ctrl-C does, so that temporary files go."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        previous = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, where signals cannot be taken
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def format_evaluation(result: EvaluationResult) -> str:

@@ -20,13 +20,13 @@ from datasets import Dataset
 from isobn_finetune.config import RunConfig, create_run_config, load_yaml
 from isobn_finetune.data import DEMO, HUB, find_files, load_splits
 from isobn_finetune.errors import ConfigError, DataError, IsobnError
-from isobn_finetune.predict import interrupt_on_terminate, predict_rows
+from isobn_finetune.predict import predict_rows
 from isobn_finetune.readers import read_tsv
 from isobn_finetune.results import write_predictions
 from isobn_finetune.run_folder import RunFolder
 from isobn_finetune.saved_model import open_model
 from isobn_finetune.tasks import TaskSpec, get_task
-from isobn_finetune.whole_files import check_writable, open_whole
+from isobn_finetune.whole_files import check_writable, clean_interrupt, open_whole
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def submit(
         )
     if not parts:
         raise ConfigError(f"none of the files can be made: {'; '.join(submission.missing)}")
-    with interrupt_on_terminate():
+    with clean_interrupt():
         for part in parts:
             if part.predictions is None:
                 part.predictions = _predict(part, batch_size)

@@ -91,6 +91,8 @@ def open_texts(source: str, spec: TaskSpec, file_format: str | None = None) -> I
         ConfigError: The file cannot be read, or lacks a column.
         DataError: While rows are read: a bad one, named by its line or row.
     """
+    if source != STDIN and Path(source).expanduser().is_dir():
+        raise ConfigError(f"--input {source}: a folder, not a file. For the splits of a task use --data and --split.")
     kind = file_format or ("lines" if source == STDIN else FORMATS.get(Path(source).suffix.lower()))
     if kind is None or kind not in FORMATS.values():
         raise ConfigError(
@@ -106,11 +108,8 @@ def _open_bytes(source: str) -> Iterator[BinaryIO]:
     if source == STDIN:
         yield sys.stdin.buffer
         return
-    path = Path(source).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"--input {source}: a folder, not a file. For the splits of a task use --data and --split.")
     try:
-        stream = path.open("rb")
+        stream = Path(source).expanduser().open("rb")
     except OSError as error:
         raise ConfigError(f"--input {source}: cannot be read ({error.strerror}).") from error
     with stream:

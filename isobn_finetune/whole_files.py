@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from isobn_finetune.errors import ConfigError
+from isobn_finetune.errors import ConfigError, InterruptedRunError
 
 
 @contextmanager
@@ -57,3 +58,27 @@ def check_writable(path: Path, option: str) -> None:
         raise ConfigError(f"{option} {path}: {existing} is a file, so no file can be made in it; choose another place")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{option} {path}: no permission to write into {existing}; choose another place")
+
+
+@contextmanager
+def clean_interrupt() -> Iterator[None]:
+    """Lets SIGTERM end the work as Ctrl-C does, so that temporary files go, and says so in one line.
+
+    Raises:
+        InterruptedRunError: In place of KeyboardInterrupt.
+    """
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        previous = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread, where signals cannot be taken
+        yield
+        return
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted; no file was left half-written") from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
