@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from isobn_finetune.commands.models import (
     submit,
 )
 from isobn_finetune.commands.options import Debug
+from isobn_finetune.commands.report import REPORT_EXAMPLES, report
 from isobn_finetune.commands.run import RUN_EXAMPLES, run
 from isobn_finetune.commands.sweep import SWEEP_EXAMPLES, sweep
 from isobn_finetune.config import create_run_config, load_yaml
@@ -46,6 +48,7 @@ app.command("predict", epilog=PREDICT_EXAMPLES)(predict)
 app.command("export", epilog=EXPORT_EXAMPLES)(export)
 app.command("submit", epilog=SUBMIT_EXAMPLES)(submit)
 app.command("sweep", epilog=SWEEP_EXAMPLES)(sweep)
+app.command("report", epilog=REPORT_EXAMPLES)(report)
 app.add_typer(list_app, name="list")
 
 
@@ -124,6 +127,9 @@ class _StderrHandler(logging.StreamHandler):
 
 def main(args: list[str] | None = None) -> None:
     """Entry point. Every error is one plain line on stderr, and an exit code (see ``errors``)."""
+    # Threads of torch that wait spin, and on a busy machine that takes the cores from those that work: two threads were
+    # seen to take three to nine times as long. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logger = logging.getLogger("isobn_finetune")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):  # called twice in one process
         logger.addHandler(_StderrHandler())

@@ -130,7 +130,7 @@ class TrainConfig(Section):
         return value
 
 
-TINY_DEFAULTS: dict[str, dict[str, Any]] = {"data": {"source": "demo"}, "train": {"learning_rate": 5e-4}}
+TINY_DEFAULTS: dict[str, dict[str, Any]] = {"data": {"source": "demo"}, "train": {"learning_rate": 3e-4}}
 """The built-in encoder knows the words of the built-in corpus, and at a hundredth of BERT's size learns faster."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from isobn_finetune.cpu_dropout import use_cheap_dropout
@@ -14,7 +15,8 @@ from isobn_finetune.cpu_memory import keep_freed_memory
 from isobn_finetune.encoding import Feature, PaddingCollator
 from isobn_finetune.mixed_precision import use_bf16_linear
 from isobn_finetune.modeling import IsobnForSequenceClassification
-from isobn_finetune.packing import PackingCollator, prepare_for_packing
+from isobn_finetune.packed_attention import PackedSequences, packed_attention
+from isobn_finetune.packing import PackingCollator, prepare_for_packing, supports_packing
 from isobn_finetune.trained_rows import train_all_rows, train_used_rows
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,51 @@ def create_collator(
     """
     if packing == "off":
         return PaddingCollator(tokenizer)
-    if not prepare_for_packing(model.encoder):
+    if not supports_packing(model.config.encoder_config):
         logger.info("train.packing: %s computes its own attention; batches are padded.", model.config.family.title)
         return PaddingCollator(tokenizer)
+    if torch.cuda.is_available() and not attends_like_padded("cuda"):
+        logger.info(
+            "train.packing: this GPU or torch %s lacks a fitting kernel; batches are padded.", torch.__version__
+        )
+        return PaddingCollator(tokenizer)
+    prepare_for_packing(model.encoder)
     return PackingCollator(model.config.encoder_config)
+
+
+def attends_like_padded(device: str) -> bool:
+    """True where attention over packed sequences works on a device and gives what each sequence gives by itself.
+
+    Kernels for sequences of uneven length differ between GPUs and releases of torch, so they are tried before a run
+    relies on them: in float32 and bfloat16, and with dropout, forward and backward.
+    """
+    lengths, heads, width = (5, 17, 1, 64), 2, 64
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
+    packed = PackedSequences(offsets, max(lengths))
+    module = nn.Module()
+    with torch.random.fork_rng(devices=[device] if device != "cpu" else []):
+        torch.manual_seed(0)
+        rows = torch.randn(3, 1, sum(lengths), heads, width, device=device)
+        try:
+            for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 5e-2)):
+                states = [row.to(dtype).transpose(1, 2).requires_grad_() for row in rows]
+                ours, _ = packed_attention(module, *states, None, packed=packed)
+                pieces = zip(*(state.split(lengths, dim=2) for state in states), strict=True)
+                each = [nn.functional.scaled_dot_product_attention(*piece).transpose(1, 2) for piece in pieces]
+                if not torch.allclose(ours, torch.cat(each, dim=1), atol=tolerance):
+                    return False
+                dropped, _ = packed_attention(module, *states, None, dropout=0.1, packed=packed)
+                (gradient,) = torch.autograd.grad(dropped.float().sum(), states[0])
+                with torch.inference_mode():
+                    alone, _ = packed_attention(
+                        module, *(row.to(dtype).transpose(1, 2) for row in rows), None, packed=packed
+                    )
+                if not gradient.isfinite().all() or not torch.allclose(alone, ours, atol=tolerance):
+                    return False
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            logger.debug("packed attention on %s: %s", device, error)
+            return False
+    return True
 
 
 @contextmanager

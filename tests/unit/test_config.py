@@ -204,7 +204,7 @@ def test_class_weights_must_be_finite_and_not_negative(weight: Any) -> None:
 
 def test_tiny_defaults_to_the_corpus_it_knows() -> None:
     config = create_run_config({"task": "rte", "model": "tiny"})
-    assert config.data.source == "demo" and config.train.learning_rate == 5e-4
+    assert config.data.source == "demo" and config.train.learning_rate == 3e-4
     given_values = {"task": "rte", "model": "tiny", "data": {"source": "hub"}, "train": {"learning_rate": 1e-4}}
     config = create_run_config(given_values)
     assert config.data.source == "hub" and config.train.learning_rate == 1e-4

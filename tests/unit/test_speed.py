@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
+from isobn_finetune import speed
 from isobn_finetune.cpu_dropout import CheapDropout
 from isobn_finetune.encoding import PaddingCollator
 from isobn_finetune.inference import compute_logits
 from isobn_finetune.mixed_precision import Bf16Linear
 from isobn_finetune.modeling import IsobnConfig, IsobnForSequenceClassification, compute_loss
+from isobn_finetune.packed_attention import packed_attention
 from isobn_finetune.packing import PackingCollator
 from isobn_finetune.speed import create_collator, fast_cpu_layers
 from isobn_finetune.trained_rows import TrainedRowsEmbedding
@@ -135,3 +137,26 @@ def test_rows_of_the_vocabulary_stay_in_training_where_weight_decay_moves_them()
     model = create_model()
     with fast_cpu_layers(model, create_rows(), weight_decay=0.01):
         assert isinstance(model.encoder.get_input_embeddings(), nn.Embedding)
+
+
+def test_packed_attention_is_tried_before_a_gpu_relies_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert speed.attends_like_padded("cpu")
+
+    def no_kernel(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(speed, "packed_attention", no_kernel)
+    assert not speed.attends_like_padded("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(speed, "attends_like_padded", lambda device: False)
+    model = create_model()
+    assert isinstance(create_collator(model, PadWithZeros(), "auto"), PaddingCollator)
+    assert model.encoder.config._attn_implementation == "sdpa"
+
+
+def test_packed_attention_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        return 2 * packed_attention(*args, **kwargs)[0], None
+
+    monkeypatch.setattr(speed, "packed_attention", doubled)
+    assert not speed.attends_like_padded("cpu")
