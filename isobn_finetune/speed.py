@@ -61,19 +61,18 @@ def attends_like_padded(device: str) -> bool:
         rows = torch.randn(3, 1, sum(lengths), heads, width, device=device)
         try:
             for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 5e-2)):
-                states = [row.to(dtype).transpose(1, 2).requires_grad_() for row in rows]
-                ours, _ = packed_attention(module, *states, None, packed=packed)
-                pieces = zip(*(state.split(lengths, dim=2) for state in states), strict=True)
+                query, key, value = (row.to(dtype).transpose(1, 2).requires_grad_() for row in rows)
+                ours, _ = packed_attention(module, query, key, value, None, packed=packed)
+                pieces = zip(*(state.split(lengths, dim=2) for state in (query, key, value)), strict=True)
                 each = [nn.functional.scaled_dot_product_attention(*piece).transpose(1, 2) for piece in pieces]
-                if not torch.allclose(ours, torch.cat(each, dim=1), atol=tolerance):
-                    return False
-                dropped, _ = packed_attention(module, *states, None, dropout=0.1, packed=packed)
-                (gradient,) = torch.autograd.grad(dropped.float().sum(), states[0])
                 with torch.inference_mode():
-                    alone, _ = packed_attention(
-                        module, *(row.to(dtype).transpose(1, 2) for row in rows), None, packed=packed
-                    )
-                if not gradient.isfinite().all() or not torch.allclose(alone, ours, atol=tolerance):
+                    alone, _ = packed_attention(module, query, key, value, None, packed=packed)
+                expected = torch.cat(each, dim=1)
+                if not all(torch.allclose(output, expected, atol=tolerance) for output in (ours, alone)):
+                    return False
+                dropped, _ = packed_attention(module, query, key, value, None, dropout=0.1, packed=packed)
+                (gradient,) = torch.autograd.grad(dropped.float().sum(), value)
+                if not gradient.isfinite().all():
                     return False
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             logger.debug("packed attention on %s: %s", device, error)
