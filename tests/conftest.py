@@ -46,7 +46,7 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "deberta-v2": _SHAPE
     | {"type_vocab_size": 0, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
-    "mpnet": _SHAPE | _POSITIONS_AFTER_PADDING | {"relative_attention_num_buckets": 8},
+    "mpnet": _SHAPE | _POSITIONS_AFTER_PADDING,
     "modernbert": {key: value for key, value in _SHAPE.items() if "dropout" not in key}
     | {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
 }

@@ -763,9 +763,9 @@ def test_b24_a_seed_repeats_a_run_to_the_byte_and_another_differs(run: Cli, tmp_
 
 
 def test_b24_another_seed_draws_another_head_at_step_0(bert_dir: Path) -> None:
+    from isobn_finetune.inputs import seed_everything
     from isobn_finetune.loading import create_model
     from isobn_finetune.tasks import get_task
-    from isobn_finetune.inputs import seed_everything
 
     heads = []
     for seed in (7, 7, 8):
