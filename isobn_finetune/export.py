@@ -142,7 +142,8 @@ def create_stock_model(model: IsobnForSequenceClassification, dtype: torch.dtype
     pooler: Any = model.pooler
     norm: Any = model.norm
     with torch.random.fork_rng():  # its weights are drawn first, and then replaced
-        stock = AutoModelForSequenceClassification.from_config(create_stock_config(model.config))
+        # float32 first, whatever the config says: rounding comes last.
+        stock = AutoModelForSequenceClassification.from_config(create_stock_config(model.config), dtype=torch.float32)
     left_out = stock.base_model.load_state_dict(model.encoder.state_dict(), strict=False)
     own_head = [name for name in left_out.missing_keys if not name.startswith("pooler.")]
     if own_head or left_out.unexpected_keys:
