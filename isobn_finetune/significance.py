@@ -2,7 +2,7 @@
 
 - Multi-bootstrap, seeds and dev examples drawn together, the seeds in pairs: Sellam et al., "The MultiBERTs: BERT
   Reproductions for Robustness Analysis", ICLR 2022, section 4 and appendix, https://arxiv.org/abs/2106.16163;
-  percentile interval (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13). `bootstrap_difference`.
+  percentile interval (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993). `bootstrap_difference`.
 - Exact paired permutation test: Fisher, "The Design of Experiments", 1935, section 21; `scipy.stats.permutation_test`
   with ``permutation_type="samples"``. With n pairs no two-sided p is below 2 / 2^n. `permutation_p`.
 - Wilcoxon signed-rank test over tasks: Wilcoxon, 1945; advised for scores over data sets by Demsar, "Statistical
@@ -140,7 +140,7 @@ def _spearman(predictions: np.ndarray, labels: np.ndarray, counts: np.ndarray) -
             drawn, crossed = np.add.reduceat(drawn, starts, axis=0), np.add.reduceat(crossed, starts, axis=0)
         covariance = np.einsum("ij,ij->j", ranks, crossed)
         spread = np.einsum("ij,ij,ij->j", ranks, ranks, drawn) * spread_y
-        scores[row] = _divide_by_root(covariance, spread, np.float64(1.0))
+        scores[row] = _divide_by_root(covariance, spread, np.ones(1))
     return scores
 
 
