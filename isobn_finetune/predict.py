@@ -269,7 +269,13 @@ def predict_texts(
         Number of rows.
     """
     check_output(output, source)
-    saved = open_model(model, task)
+    return predict_opened(open_model(model, task), source, output, file_format, batch_size)
+
+
+def predict_opened(
+    saved: SavedModel, source: str, output: str | None, file_format: str | None = None, batch_size: int = 64
+) -> int:
+    """As :func:`predict_texts`, with a model that is open already."""
     with open_texts(source, saved.spec, file_format) as texts:
         return _write(saved, texts.rows, texts.columns, output, batch_size)
 
