@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ def check_export_folder(output_dir: Path) -> None:
     RunFolder(output_dir).check_usable()
     if output_dir.is_dir() and any(output_dir.iterdir()):
         raise ConfigError(f"--output-dir {output_dir}: not empty; choose a new folder")
+    try:
+        output_dir.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}."):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--output-dir {output_dir}: cannot be written ({error.strerror})") from error
 
 
 def fold_classifier(classifier: nn.Linear, weight: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:

@@ -76,8 +76,24 @@ def load_model(run_or_model_dir: str | Path) -> tuple[IsobnForSequenceClassifica
     if not isinstance(config, IsobnConfig):
         raise ConfigError(f"{folder}: a model of type '{config.model_type}', not one that isobn-finetune saved")
     check_weights(folder)
-    model = read_pretrained(folder, IsobnForSequenceClassification.from_pretrained, folder, local_files_only=True)
+    load = IsobnForSequenceClassification.from_pretrained
+    model, info = read_pretrained(folder, load, folder, local_files_only=True, output_loading_info=True)
+    if info["unexpected_keys"]:
+        first = min(info["unexpected_keys"])
+        raise ConfigError(f"{folder}: the model file holds weights that config.json does not know, such as {first}")
+    check_finite(folder, model)
     return model.eval(), load_tokenizer(folder)
+
+
+def check_finite(folder: Path, model: nn.Module) -> None:
+    """Refuses weights and statistics that are no numbers: a norm may hide them, and predictions would be wrong.
+
+    Raises:
+        ConfigError: Some are not.
+    """
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ConfigError(f"{folder}: the model file holds numbers that are not finite, in {name}; get it again")
 
 
 def load_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
@@ -195,10 +211,14 @@ def read_pretrained(model_dir: Path, load: Any, *args: Any, **kwargs: Any) -> An
     """Calls a loader of transformers and turns what it raises about a file into one line."""
     try:
         return load(*args, **kwargs)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        raise error if str(model_dir) in str(error) else ConfigError(f"{model_dir}: {error}") from None
     # Damaged files surface as many kinds: OSError, ValueError, SafetensorError, KeyError, RuntimeError.
     except Exception as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise ConfigError(
+                f"{model_dir}: the weights have other sizes than config.json says; get both again"
+            ) from error
         raise ConfigError(
             f"{model_dir}: cannot load this model ({type(error).__name__}: {_first_line(error)}); "
             "check the folder, or get it again"

@@ -19,7 +19,7 @@ from isobn_finetune.errors import ConfigError, IsobnError
 from isobn_finetune.families import get_family
 from isobn_finetune.hub import resolve_model
 from isobn_finetune.inference import compute_logits
-from isobn_finetune.loading import load_config, load_model, load_tokenizer, read_pretrained
+from isobn_finetune.loading import check_finite, load_config, load_model, load_tokenizer, read_pretrained
 from isobn_finetune.modeling import IsobnConfig, IsobnForSequenceClassification, takes_token_types
 from isobn_finetune.run_folder import RunFolder
 from isobn_finetune.tasks import TaskSpec, get_task
@@ -121,7 +121,7 @@ def open_model(name: str, task: str | None = None) -> SavedModel:
     spec, order = match_labels(name, model.config, asked or _find_task(model.config, run_config))
     if torch.cuda.is_available():
         model.to("cuda")
-    return SavedModel(name, folder, model, tokenizer, spec, order, _get_max_length(model.config), run_config)
+    return SavedModel(name, folder, model, tokenizer, spec, order, _get_max_length(folder, model.config), run_config)
 
 
 def _check_run(name: str) -> None:
@@ -174,6 +174,7 @@ def load_stock_classifier(folder: Path) -> PreTrainedModel:
         if any(key.startswith(("classifier", "score")) for key in missing):
             raise ConfigError(f"{folder}: no classification head in this model; fine-tune it with 'run' first")
         raise ConfigError(f"{folder}: the model file lacks {len(missing)} of its weights, the first is {missing[0]}")
+    check_finite(folder, model)
     return model.eval()
 
 
@@ -186,11 +187,13 @@ def _find_task(config: Any, run_config: RunConfig | None) -> TaskSpec | None:
         return None
 
 
-def _get_max_length(config: Any) -> int:
+def _get_max_length(folder: Path, config: Any) -> int:
     encoder = config.encoder_config if isinstance(config, IsobnConfig) else config
     asked = getattr(config, "finetuning_max_length", None) or _STOCK_MAX_LENGTH
+    if not isinstance(asked, int) or asked < 4:
+        raise ConfigError(f"{folder / 'config.json'}: finetuning_max_length is {asked!r}, no number of tokens")
     limit = get_family(encoder.model_type).get_max_length(encoder)
-    return int(asked) if limit is None else min(int(asked), limit)
+    return asked if limit is None else min(asked, limit)
 
 
 def match_labels(name: str, config: Any, spec: TaskSpec | None) -> tuple[TaskSpec, list[int]]:

@@ -21,9 +21,15 @@ def open_whole(path: Path, mode: str, **options: Any) -> Iterator[IO[Any]]:
         path: Its place; missing folders above it are made.
         mode: ``w`` or ``wb``.
         **options: As for ``open``.
+
+    Raises:
+        ConfigError: Nothing can be written there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
     try:
         with os.fdopen(handle, mode, **options) as file:
             yield file

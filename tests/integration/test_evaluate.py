@@ -199,7 +199,13 @@ def damage(weights: Path, how: str) -> None:
         elif how == "no classifier":
             del tensors["classifier.weight"]
         elif how == "not finite":
-            tensors["classifier.weight"][0, 0] = float("nan")
+            tensors["norm.running_std"][0] = float("nan")
+        elif how == "too large":
+            tensors["classifier.weight"].fill_(3e38)
+        elif how == "more layers":
+            tensors["encoder.encoder.layer.2.output.dense.weight"] = torch.ones(1)
+        elif how == "another size":
+            tensors["classifier.weight"] = torch.ones(3, 16)
         save_file(tensors, weights, {"format": "pt"})
 
 
@@ -214,6 +220,9 @@ def damage(weights: Path, how: str) -> None:
         ("zeroed", "no statistics for its norm 'isobn'"),
         ("no statistics", "norm.running_cov"),
         ("no classifier", "classifier.weight"),
+        ("not finite", "not finite, in norm.running_std"),
+        ("more layers", "does not know, such as encoder.encoder.layer.2"),
+        ("another size", "other sizes than config.json says"),
     ],
 )
 def test_damaged_models_are_refused_by_name(cli: Cli, tmp_path: Path, glue_dir: Path, how: str, says: str) -> None:
@@ -227,9 +236,32 @@ def test_damaged_models_are_refused_by_name(cli: Cli, tmp_path: Path, glue_dir: 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"norm": {"name": "evil"}}, "unknown norm 'evil'"),
+        ({"norm": {"name": "isobn", "wat": 1}}, "wat"),
+        ({"finetuning_max_length": -4}, "finetuning_max_length is -4"),
+        ({"id2label": {"0": "a", "1": "b"}}, "another task"),
+        ({"model_type": "gpt2"}, "gpt2"),
+    ],
+)
+def test_altered_configs_are_refused_by_name(
+    cli: Cli, tmp_path: Path, glue_dir: Path, change: dict[str, Any], says: str
+) -> None:
+    run = make_run(tmp_path / "run", "rte", str(glue_dir))
+    path = run / "model/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    outcome = cli("evaluate", "--model", run)
+
+    assert outcome.code == 2
+    assert says in outcome.error and (str(run) in outcome.error or says == "gpt2")
+
+
 def test_output_that_is_not_finite_is_no_prediction(cli: Cli, tmp_path: Path, glue_dir: Path) -> None:
     run = make_run(tmp_path / "run", "rte", str(glue_dir))
-    damage(run / "model/model.safetensors", "not finite")
+    damage(run / "model/model.safetensors", "too large")
 
     outcome = cli("evaluate", "--model", run, "--output-dir", tmp_path / "out")
 
