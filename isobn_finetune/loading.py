@@ -113,7 +113,10 @@ def load_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
         return read_pretrained(model_dir, IsobnConfig.from_pretrained, model_dir)
     if not trust_remote_code:
         try:
+            try:
             get_family(values["model_type"])
+        except ConfigError as error:
+            raise ConfigError(f"{model_dir}: {error}") from None
         except ConfigError as error:
             raise ConfigError(f"{model_dir}: {error}. Choose another --model") from None
     return read_pretrained(
@@ -217,7 +220,7 @@ def read_pretrained(model_dir: Path, load: Any, *args: Any, **kwargs: Any) -> An
     except Exception as error:
         if "ignore_mismatched_sizes" in str(error):
             raise ConfigError(
-                f"{model_dir}: the weights have other sizes than config.json says; get both again"
+                f"{model_dir}: cannot load this model: its weights have other sizes than config.json says; get it again"
             ) from error
         raise ConfigError(
             f"{model_dir}: cannot load this model ({type(error).__name__}: {_first_line(error)}); "
