@@ -113,10 +113,7 @@ def load_config(model_dir: Path, trust_remote_code: bool = False) -> Any:
         return read_pretrained(model_dir, IsobnConfig.from_pretrained, model_dir)
     if not trust_remote_code:
         try:
-            try:
             get_family(values["model_type"])
-        except ConfigError as error:
-            raise ConfigError(f"{model_dir}: {error}") from None
         except ConfigError as error:
             raise ConfigError(f"{model_dir}: {error}. Choose another --model") from None
     return read_pretrained(
