@@ -56,7 +56,7 @@ def read_state(folder: RunFolder) -> RunState:
     try:
         result = folder.read_result()
     except DataError as error:
-        return RunState("damaged", reason=str(error))
+        return RunState("damaged", reason=str(error).replace("--overwrite", "--retry-failed"))
     if result is None:
         return RunState("begun" if folder.is_occupied() else "waiting")
     seconds = (result.get("train") or {}).get("seconds")
@@ -82,8 +82,9 @@ def execute(
     Raises:
         InterruptedRunError: A signal came; the run can be resumed.
     """
-    if not wait and not all(read_state(RunFolder(sweep_dir / path)).is_over for path in run.sources):
-        return RunState("busy")  # another process is on what this one starts from
+    if not all(read_state(RunFolder(sweep_dir / path)).is_over for path in run.sources):
+        # Another process is on what this one starts from, or was killed on it: nothing to record against this run.
+        return RunState("waiting" if wait else "busy", reason=f"{run.sources[0]} is not over")
     lock = FileLock(private_file(sweep_dir, run, "locks", ".lock"))
     try:
         with lock.acquire(timeout=-1 if wait else 0):

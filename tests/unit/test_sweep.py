@@ -48,8 +48,9 @@ def fake_fine_tune(config: RunConfig, *, resume: bool, overwrite: bool) -> None:
     if overwrite:
         folder.clear()
     folder.start(config)
-    result = {"schema": 1, "status": "finished", "score": score_of(config), "train": {"seconds": 2.0}}
-    write_json(folder.result, {**result, "model": config.model.name})
+    result = {"schema": 1, "status": "finished", "task": config.task, "model": config.model.name, "seed": config.seed}
+    result |= {"norm": config.norm.model_dump(), "score": score_of(config), "train": {"seconds": 2.0}}
+    write_json(folder.result, result)
 
 
 def plan(folder: Path, values: dict[str, Any] = SMALL) -> Sweep:
