@@ -100,7 +100,7 @@ class TrainConfig(Section):
     packing: Literal["auto", "off"] = Field("auto", description="batches without padding tokens where the model can")
     report_to: Literal["none", "tensorboard", "wandb", "trackio"] = Field("none", description="experiment tracker")
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="classification: share of the target spread evenly")
-    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(ge=0)]] | None = Field(
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0)]] | None = Field(
         None, description="classification: loss weight a class, or 'balanced' for the inverse frequency"
     )
     max_skipped_steps: int = Field(50, ge=1, description="fp16: stop after this many skipped steps in a row")
@@ -144,7 +144,9 @@ class RunConfig(Section):
     precision: Precision = Field(
         "auto", description="auto: bf16 where the hardware has it, else fp16 on a GPU, else fp32"
     )
-    output_dir: str | None = Field(None, description="run folder; null: runs/<model>/<task>/<norm>/seed_<n>")
+    output_dir: str | None = Field(
+        None, min_length=1, description="run folder; null: runs/<model>/<task>/<norm>/seed_<n>"
+    )
     model: ModelConfig = Field(default_factory=lambda: ModelConfig(name="roberta-base"))
     data: DataConfig = Field(default_factory=DataConfig)
     norm: NormConfig = Field(default_factory=IsoBNConfig)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 
+from isobn_finetune.errors import DataError
 from isobn_finetune.run_folder import RunFolder, dump_json, to_strict, write_json, write_text
 from isobn_finetune.tasks import TaskSpec
 
@@ -55,7 +56,14 @@ class RunResult:
 
     @classmethod
     def from_json(cls, output_dir: Path, values: Mapping[str, Any]) -> RunResult:
-        """Reads it back."""
+        """Reads it back.
+
+        Raises:
+            DataError: It lacks what every result has.
+        """
+        lacking = [name for name in ("status", "task", "model", "norm", "seed") if values.get(name) is None]
+        if lacking:
+            raise DataError(f"{output_dir / 'result.json'}: lacks {', '.join(lacking)}; --overwrite starts afresh")
         known: dict[str, Any] = {name: values.get(name) for name in cls.__dataclass_fields__ if name != "output_dir"}
         return cls(output_dir=str(output_dir), **known)
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from isobn_finetune.config import RunConfig, create_run_config, load_yaml
-from isobn_finetune.errors import ConfigError, DataError
+from isobn_finetune.errors import ConfigError, DataError, shorten
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class RunFolder:
         Raises:
             DataError: The file is cut short or edited.
         """
-        if not self.result.is_file():
+        if not self.result.exists():
             return None
         try:
             result = json.loads(self.result.read_text(encoding="utf-8"))
             if not isinstance(result["status"], str):
                 raise TypeError
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise DataError(f"{self.result}: not a whole result file; --overwrite starts afresh") from None
         return result
 
@@ -77,8 +77,15 @@ class RunFolder:
             ConfigError: A file stands in the way, or there is no permission.
         """
         existing = self.path
-        while not existing.exists() and existing != existing.parent:
-            existing = existing.parent
+        try:
+            os.fsencode(existing)  # a lone surrogate
+            if "\0" in str(existing):
+                raise ValueError("no path holds a NUL")
+            while not existing.exists() and existing != existing.parent:
+                existing = existing.parent
+        except (OSError, ValueError) as error:  # too long
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"--output-dir {shorten(str(self.path))}: {reason}; choose another") from None
         if not existing.is_dir():
             raise ConfigError(
                 f"{self.path}: {existing} is a file, so no folder can be made here; choose another --output-dir"
@@ -119,10 +126,12 @@ class RunFolder:
 
     def clear(self) -> None:
         """Removes what a run wrote, and nothing else."""
-        for path in (self.result, self.config, self.history, self.curves):
-            path.unlink(missing_ok=True)
-        for path in (self.checkpoints, self.predictions, self.model):
-            shutil.rmtree(path, ignore_errors=True)
+        files = (self.result, self.config, self.history, self.curves)
+        for path in (*files, self.checkpoints, self.predictions, self.model):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def find_checkpoint(self) -> Path | None:
         """The newest checkpoint that is whole; newer ones, left by a kill in the middle of saving, are named."""

@@ -103,6 +103,7 @@ class SentenceTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Scores all dev splits, writes history, and tells the callbacks."""
+        self.check_finite(None)  # a run may have fewer steps than train.logging_steps
         metrics: dict[str, Any] = {}
         for number, (split, features) in enumerate(self.dev.items()):
             probe = IsotropyProbe()

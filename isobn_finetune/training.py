@@ -108,14 +108,18 @@ def _check_folder(folder: RunFolder, config: RunConfig, resume: bool, overwrite:
         )
     values = folder.read_result()
     finished = values is not None and values["status"] == "finished"
-    if folder.config.exists():
-        # A run that is not over cannot take other settings either: it would be neither the old run nor the new one.
-        differences = folder.differences(config, everything=not finished)
-        if differences:
-            raise ConfigError(
-                f"{folder.path} holds another run: {'; '.join(differences)}. Choose another --output-dir, "
-                "or --overwrite to start afresh"
-            )
+    if not folder.config.is_file():
+        raise ConfigError(
+            f"{folder.path}: config.yaml is missing, so nobody can tell whether this is the same run; choose another "
+            "--output-dir, or --overwrite to start afresh"
+        )
+    # A run that is not over cannot take other settings either: it would be neither the old run nor the new one.
+    differences = folder.differences(config, everything=not finished)
+    if differences:
+        raise ConfigError(
+            f"{folder.path} holds another run: {'; '.join(differences)}. Choose another --output-dir, "
+            "or --overwrite to start afresh"
+        )
     if values is None or not finished:
         return None
     logger.info("%s: this run was finished; nothing to do.", folder.path)
@@ -236,7 +240,7 @@ def _write_results(
             result.score = scores.values[config.best_metric]
             result.collapsed = is_collapsed(predict_labels(spec, logits), spec.is_regression)
     result.isotropy = _measure_isotropy(trainer, inputs.features["train"])
-    result.reason = "; ".join(reasons) or None
+    result.reason = "; ".join(dict.fromkeys(reasons)) or None
     result.status = "finished"
     plot_curves(
         folder.read_history(),

@@ -286,6 +286,12 @@ def test_resuming_another_run_lists_the_differences(copied: Path, cli: Cli, opti
     assert snapshot(copied) == before
 
 
+def test_resuming_without_the_config_of_the_run_is_refused(copied: Path, cli: Cli, glue_dir: Path) -> None:
+    (copied / "config.yaml").unlink()
+    outcome = cli("run", "--task", "wnli", "--model", "tiny", "--data", glue_dir, "--output-dir", copied, "--resume")
+    assert outcome.code == 2 and "config.yaml is missing" in outcome.error
+
+
 def test_overwrite_starts_afresh_and_touches_no_foreign_file(copied: Path, cli: Cli) -> None:
     (copied / "notes.txt").write_text("mine")
     (copied / "model" / "old.txt").write_text("of the old run")
@@ -322,7 +328,7 @@ def test_a_folder_with_other_files_takes_a_run(run: Cli, tmp_path: Path) -> None
     assert files_of(tmp_path / "out") == RUN_FILES | {"notes.txt"}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"status": 5}', "null", ""])
+@pytest.mark.parametrize("text", ["{", "[]", '{"status": 5}', '{"status": "finished"}', "null", ""])
 def test_a_damaged_result_file_is_said_in_one_line(copied: Path, cli: Cli, text: str) -> None:
     (copied / "result.json").write_text(text)
     outcome = cli("run", "--output-dir", copied, "--resume")
@@ -726,6 +732,21 @@ def test_b22_a_diverged_run_says_so_and_saves_no_model(run: Cli, tmp_path: Path,
         assert "NaN" not in read
         if line.get("loss", 0) is None:
             assert "loss" in line["reason"]
+
+
+def test_b22_a_loss_that_overflows_between_two_logs_is_seen(run: Cli, tmp_path: Path) -> None:
+    outcome = run("stsb", data=write_stsb(tmp_path / "data", (1e38, 2e38, 1e38, 3)))
+    assert outcome.code == 1 and "step 1: the training loss is not finite" in outcome.error
+    assert read_json(tmp_path / "out" / "result.json")["status"] == "diverged"
+
+
+def test_an_undefined_score_is_null_with_its_reason_once(run: Cli, tmp_path: Path) -> None:
+    outcome = run("stsb", data=write_stsb(tmp_path / "data", (1, 1, 1, 1)))
+    assert outcome.code == 0, outcome.stderr
+    result = read_json(tmp_path / "out" / "result.json")
+    assert result["status"] == "finished" and result["score"] is None
+    assert result["metrics"]["validation"] == {"spearmanr": None, "pearson": None}
+    assert result["reason"].count("all labels are equal") == 1 and "undefined" in outcome.stdout
 
 
 def test_b23_accumulation_equals_a_larger_batch_without_a_norm(run: Cli, tmp_path: Path) -> None:

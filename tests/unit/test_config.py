@@ -150,6 +150,7 @@ def test_a_missing_task_is_named_with_an_example() -> None:
         ("data.max_length", 3),
         ("data.source", ""),
         ("model.name", ""),
+        ("output_dir", ""),
         ("model.pooling", "max"),
         ("norm.beta", 1.5),
         ("norm.momentum", 0),
@@ -196,8 +197,8 @@ def test_class_weights_must_name_each_class() -> None:
     assert create_run_config({"task": "rte", "train": {"class_weights": weights}}).train.class_weights == weights
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), "heavy"])
-def test_class_weights_must_be_finite_and_not_negative(weight: Any) -> None:
+@pytest.mark.parametrize("weight", [-1.0, 0.0, float("nan"), float("inf"), "heavy"])
+def test_class_weights_must_be_finite_and_positive(weight: Any) -> None:
     weights = {"entailment": weight, "not_entailment": 1.0}
     refused({"task": "rte", "train": {"class_weights": weights}}, "train.class_weights")
 

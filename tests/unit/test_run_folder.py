@@ -71,10 +71,24 @@ def test_clearing_removes_what_a_run_wrote_and_nothing_else(folder: RunFolder) -
     assert {path.name for path in folder.path.iterdir()} == {"notes.txt", "mine"}
 
 
+def test_clearing_removes_folders_where_files_should_be_and_follows_no_link(folder: RunFolder, tmp_path: Path) -> None:
+    folder.path.mkdir()
+    folder.config.mkdir()
+    folder.model.write_text("x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("x")
+    folder.checkpoints.symlink_to(tmp_path / "mine")
+    folder.clear()
+    assert not list(folder.path.iterdir()) and (tmp_path / "mine" / "file").exists()
+
+
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for name in ("file", "file/run", "file/run/deeper"):
         with pytest.raises(ConfigError, match="is a file"):
+            RunFolder(tmp_path / name).check_usable()
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(ConfigError, match="--output-dir"):
             RunFolder(tmp_path / name).check_usable()
     RunFolder(tmp_path / "new" / "run").check_usable()
     assert not (tmp_path / "new").exists()
