@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
@@ -186,7 +187,10 @@ def create_stock_config(config: IsobnConfig) -> Any:
 
 def save_stock_model(folder: Path, stock: PreTrainedModel, saved: SavedModel) -> None:
     """Saves model and tokenizer; the tokenizer gives only what the model takes."""
-    stock.save_pretrained(folder)
+    try:
+        stock.save_pretrained(folder)
+    except SafetensorError as error:
+        raise IsobnError(f"{folder}: the weights cannot be written ({' '.join(str(error).split())[:120]})") from error
     seal_weights(folder)
     tokenizer = copy.deepcopy(saved.tokenizer)
     if not takes_token_types(stock.base_model):
