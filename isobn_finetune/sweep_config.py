@@ -126,6 +126,11 @@ def create_sweep(
 ) -> SweepConfig:
     """Checks the values of a sweep file; see `load_sweep`."""
     prefix = f"{where}: " if where else ""
+    if values and not is_sweep(values):
+        raise ConfigError(
+            f"{prefix}no sweep file, which has base: and grid: or zip:, but perhaps the config of a single run; use "
+            "isobn-finetune run"
+        )
     for key in values:
         if key not in SWEEP_KEYS:
             raise ConfigError(
@@ -198,6 +203,8 @@ def _check_axes(prefix: str, kind: str, axes: Mapping[str, Any]) -> None:
     if not axes:
         raise ConfigError(f"{prefix}{kind}: names no key to vary; give at least one, such as seed: [1, 2, 3]")
     for key, values in axes.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{prefix}{kind}.{key}: expected the name of a config key, such as train.learning_rate")
         if not isinstance(values, list):
             raise ConfigError(f"{prefix}{kind}.{key}: expected a list of values, found '{values}'")
         if not values:
@@ -266,9 +273,10 @@ def _applies(sweep: SweepConfig, key: str, combination: Mapping[str, Any]) -> bo
     if section != "norm" or option == "name" or not owners:
         return True
     given = expand_shorthands({"norm": combination["norm"]})["norm"] if "norm" in combination else {}
-    base = sweep.base.get("norm") or {}
-    name = combination.get("norm.name") or given.get("name") or base.get("name") or "isobn"
-    return name in owners or name not in NORM_CONFIGS
+    names = [combination.get("norm.name")]
+    names += [norm.get("name") for norm in (given, sweep.base.get("norm")) if isinstance(norm, Mapping)]
+    name = next((name for name in names if name is not None), "isobn")
+    return name in owners or not isinstance(name, str) or name not in NORM_CONFIGS
 
 
 def _plan(sweep: SweepConfig, combination: dict[str, Any], output_dir: Path) -> PlannedRun:
@@ -278,7 +286,11 @@ def _plan(sweep: SweepConfig, combination: dict[str, Any], output_dir: Path) -> 
     config = create_run_config(values, sweep.where)
     norm = _name_norm(config, combination.get("norm"))
     # As checked, so that 1e-5, which YAML takes for text, and 0.00001 are one value.
-    setting = {key: _get(config, key) for key in combination if key in sweep.searched}
+    setting: dict[str, Any] = {}
+    for key in sweep.searched:
+        value = combination.get(key)
+        keys = [f"{key}.{inner}" for inner in value] if isinstance(value, Mapping) else [key]
+        setting |= {inner: _get(config, inner) for inner in keys if key in combination}
     model = slugify(config.model.name)
     model_options = combination.get("model")
     options = dict(setting)

@@ -80,6 +80,12 @@ def test_runs_come_seed_by_seed_in_folders_named_by_what_varies() -> None:
     assert (runs[3].config.norm.eps, runs[3].config.train.learning_rate) == (1e-5, 2e-5)
 
 
+def test_a_whole_section_may_be_an_axis() -> None:
+    values = {"grid": {"task": ["rte"], "train": [{"epochs": 1}, {"epochs": 2, "batch_size": 8}]}}
+    runs = expand(create_sweep(values), "runs")
+    assert [run.path.split("/")[2] for run in runs] == ["isobn-epochs=1", "isobn-epochs=2-batch_size=8"]
+
+
 def test_zip_takes_the_lists_side_by_side() -> None:
     values = {
         "base": {"task": "rte"},
@@ -135,6 +141,10 @@ def test_bad_sweep_files_are_refused_in_one_line() -> None:
     refused({"grid": {"task": ["rte"]}, "slurm": {"partitoin": "x"}}, "slurm.partitoin", "partition")
     refused({"grid": {"task": ["rte"]}, "slurm": {"gpus": -1}}, "slurm.gpus")
     refused({"grid": ["task"]}, "grid", "keys and values")
+    refused({"task": "rte", "train": {"epochs": 1}}, "single run")
+    refused({"grid": {3: ["rte"], "task": ["rte"]}}, "grid.3", "name of a config key")
+    refused({"base": {"norm": 3}, "grid": {"task": ["rte"], "seed": [1]}}, "norm")
+    refused({"grid": {"task": [["rte"]]}}, "task")
 
 
 def test_options_lie_over_the_file_and_over_its_lists(tmp_path: Path) -> None:
