@@ -13,6 +13,9 @@ from isobn_finetune import significance
 from isobn_finetune.report_runs import Run, title_of
 from isobn_finetune.report_types import POINTS, Cell, Comparison, Difference, Report
 
+FEWEST_SEEDS = 3
+"""With two seeds an interval over seeds is far too narrow for any verdict but that one cannot tell."""
+
 
 def compare_norms(report: Report, model: str) -> list[Comparison]:
     """Compares each pair of norms of a model, each with those before it."""
@@ -83,14 +86,15 @@ def _compare_cells(first: Cell, second: Cell, resampled: dict[int, np.ndarray]) 
     else:
         a, b = (np.repeat(np.array(scores)[:, None], significance.RESAMPLES, axis=1) for scores in (ours, theirs))
     drawn = POINTS * significance.bootstrap_difference(a, b, _generator(f"seeds of {first.task}"))
-    _finish(result, drawn, significance.standard_error(drawn, len(seeds)), len(seeds) - 1)
+    _finish(result, drawn, significance.standard_error(drawn, len(seeds)), len(seeds) - 1, len(seeds))
     return result, drawn
 
 
-def _finish(result: Difference, drawn: np.ndarray, error: float, degrees: int) -> None:
+def _finish(result: Difference, drawn: np.ndarray, error: float, degrees: int, seeds: int) -> None:
     result.low, result.high = significance.interval(drawn)
     result.detectable = significance.detectable_difference(error, degrees)
-    result.verdict = significance.judge(result.low, result.high)
+    if seeds >= FEWEST_SEEDS:
+        result.verdict = significance.judge(result.low, result.high)
 
 
 def _compare_average(
@@ -116,7 +120,8 @@ def _compare_average(
     if all(len(drawn) for drawn in replicates):
         errors = [significance.standard_error(r, len(d.seeds)) for r, d in zip(replicates, tasks, strict=True)]
         error = float(np.sqrt(np.sum(np.square(errors)))) / len(tasks)
-        _finish(result, np.mean(replicates, axis=0), error, sum(len(d.seeds) - 1 for d in tasks))
+        fewest = min(len(d.seeds) for d in tasks)
+        _finish(result, np.mean(replicates, axis=0), error, sum(len(d.seeds) - 1 for d in tasks), fewest)
     return result
 
 

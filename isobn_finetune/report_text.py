@@ -183,7 +183,7 @@ EXPLANATION = (
     "seeds can give beside it, and corrected by Holm over the tasks; r is the correlation of the two norms' scores "
     "over seeds.",
     "Verdicts: equivalent, if the interval lies within ±0.5 points; else better or worse, if it excludes 0; else "
-    "cannot tell.",
+    "cannot tell. Fewer than three seeds never tell.",
 )
 LONG_EXPLANATION = (
     "Median, std and mean are over seeds, of the best epoch; last epoch is the median of the last epoch's score. "

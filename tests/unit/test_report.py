@@ -120,12 +120,19 @@ def test_verdicts_stand_in_one_sentence_with_the_average_last(tmp_path: Path) ->
     assert comparison.average is not None and comparison.average.detectable is not None
 
 
-def test_one_seed_never_gives_a_verdict(tmp_path: Path) -> None:
+def test_fewer_than_three_seeds_never_give_a_verdict(tmp_path: Path) -> None:
     add(tmp_path, "none", 1, 10)
     add(tmp_path, "isobn", 1, 40)
     report = create_report([tmp_path])
     assert report.comparisons[0].sentence == "isobn against none: cannot tell on RTE (+75.0; one seed)"
     assert report.cells[0].best.std is None
+    add(tmp_path, "none", 2, 12)
+    add(tmp_path, "isobn", 2, 38)
+    two = create_report([tmp_path]).comparisons[0].tasks[0]
+    assert two.low is not None and two.low > 0 and two.verdict == "cannot tell"
+    add(tmp_path, "none", 3, 12)
+    add(tmp_path, "isobn", 3, 38)
+    assert create_report([tmp_path]).comparisons[0].tasks[0].verdict == "better"
 
 
 def test_bad_runs_are_listed_counted_and_unequal_seeds_said(tmp_path: Path) -> None:
