@@ -286,6 +286,14 @@ def nest(dotted: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"norm": {"beta": 1}}`` becomes ``{"norm.beta": 1}``."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
 def expand_shorthands(values: Mapping[str, Any]) -> dict[str, Any]:
     """``model: X`` and ``norm: isobn`` become ``{"name": ...}``; ``norm: null`` is ``none``."""
     values = dict(values)

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from isobn_finetune.config import RunConfig, create_run_config, load_yaml
+from isobn_finetune.config import RunConfig, create_run_config, flatten, load_yaml
 from isobn_finetune.errors import ConfigError, DataError, shorten
+from isobn_finetune.whole_files import open_whole
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ class RunFolder:
             config: What is asked for.
             everything: Compare all that changes results, not only what makes it another run.
         """
-        here = _flatten(create_run_config(load_yaml(self.config), str(self.config)).model_dump())
-        asked = _flatten(config.model_dump())
+        here = flatten(create_run_config(load_yaml(self.config), str(self.config)).model_dump())
+        asked = flatten(config.model_dump())
         lines = []
         for key in dict.fromkeys((*here, *asked)):
             identity = key.partition(".")[0] in IDENTITY
@@ -189,14 +189,6 @@ def _find_damage(checkpoint: Path, step: int) -> str | None:
     return None
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"norm": {"beta": 1}}`` becomes ``{"norm.beta": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
 def to_strict(value: Any) -> Any:
     """Replaces numbers that strict JSON does not know by ``None``, at any depth."""
     if isinstance(value, Mapping):
@@ -219,22 +211,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all: to a temporary name, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes private files; results are as readable as the user's umask says.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    """Writes a text file, whole or not at all."""
+    with open_whole(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
 
 
 def replace_folder(path: Path, fill: Any) -> None:

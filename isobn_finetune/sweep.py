@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from isobn_finetune.config import load_yaml
+from isobn_finetune.config import flatten, load_yaml
 from isobn_finetune.data import DEMO, HUB, find_files
 from isobn_finetune.errors import ConfigError
 from isobn_finetune.hub import resolve_model
@@ -235,11 +235,3 @@ def _unite(sweep: Sweep) -> dict[str, Any]:
         rows += [row for row in zip(*axes.values(), strict=True) if row not in rows]
         values[kind] = {key: list(column) for key, column in zip(axes, zip(*rows, strict=True), strict=True)}
     return values
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"norm": {"beta": 1}}`` becomes ``{"norm.beta": 1}``."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

@@ -23,13 +23,10 @@ def open_whole(path: Path, mode: str, **options: Any) -> Iterator[IO[Any]]:
         **options: As for ``open``.
 
     Raises:
-        ConfigError: Nothing can be written there.
+        OSError: It cannot be written; names the file.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, mode, **options) as file:
             yield file
