@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from isobn_finetune.data import DEMO, load_splits
 from isobn_finetune.encoding import PaddingCollator
@@ -192,9 +193,17 @@ def save_stock_model(folder: Path, stock: PreTrainedModel, saved: SavedModel) ->
     except SafetensorError as error:
         raise IsobnError(f"{folder}: the weights cannot be written ({' '.join(str(error).split())[:120]})") from error
     seal_weights(folder)
-    tokenizer = copy.deepcopy(saved.tokenizer)
-    if not takes_token_types(stock.base_model):
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    known = ("input_ids", "attention_mask", *(["token_type_ids"] if takes_token_types(stock.base_model) else []))
+    save_tokenizer(folder, saved.tokenizer, known)
+
+
+def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase, known: Sequence[str]) -> None:
+    """Saves a tokenizer so that it gives only what the model beside it takes."""
+    names = [name for name in tokenizer.model_input_names if name in known]
+    if names != tokenizer.model_input_names:
+        tokenizer = copy.deepcopy(tokenizer)
+        # The first for this object, the second for whoever loads it.
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
     tokenizer.save_pretrained(folder)
 
 
@@ -208,7 +217,8 @@ def compare_with_stock(saved: SavedModel, folder: Path, rows: list[TextRow]) -> 
 
 @torch.inference_mode()
 def _difference(saved: SavedModel, stock: PreTrainedModel, rows: list[TextRow], tokenizer: Any = None) -> float:
-    """The stock model reads what its tokenizer gives; ours goes its usual way."""
+    """The stock model reads what its own tokenizer gives, where it has one; ours goes its usual way."""
+    drop_token_types = tokenizer is None and not takes_token_types(stock.base_model)
     tokenizer = tokenizer or saved.tokenizer
     collate = PaddingCollator(saved.tokenizer)
     worst = 0.0
@@ -221,7 +231,7 @@ def _difference(saved: SavedModel, stock: PreTrainedModel, rows: list[TextRow], 
             padding=True,
             return_tensors="pt",
         )
-        if not takes_token_types(stock.base_model):
+        if drop_token_types:
             batch.pop("token_type_ids", None)
         theirs = stock(**batch.to(stock.device)).logits
         ours = saved.model(**{key: value.to(saved.model.device) for key, value in collate(saved.encode(texts)).items()})

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from isobn_finetune.encoding import PaddingCollator
 from isobn_finetune.errors import ConfigError, IsobnError
-from isobn_finetune.export import check_export_folder, create_stock_config, find_rows, fold_norm
+from isobn_finetune.export import check_export_folder, create_stock_config, find_rows, fold_norm, save_tokenizer
 from isobn_finetune.model_card import write_export_card
 from isobn_finetune.modeling import IsobnConfig
 from isobn_finetune.run_folder import replace_folder
@@ -79,9 +79,7 @@ def export_onnx(model: str, output_dir: Path) -> str:
         config = create_stock_config(saved.model.config) if ours else copy.deepcopy(saved.model.config)
         forget_local_paths(config)
         config.save_pretrained(folder)
-        tokenizer = copy.deepcopy(saved.tokenizer)
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in names]
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(folder, saved.tokenizer, names)
         difference = compare_with_onnx(saved, folder / MODEL_FILE, rows)
         if not difference <= TOLERANCE:
             raise IsobnError(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from classifiers import create_classifier, make_run, save_classifier
-from conftest import Outcome
+from conftest import Outcome, create_tokenizer
 
 from isobn_finetune import export as export_module
 
@@ -77,6 +77,27 @@ def test_a_model_folder_alone_is_checked_on_the_demo(cli: Cli, tmp_path: Path) -
     assert outcome.code == 0, outcome.stderr
     assert "rte validation (demo)" in outcome.stdout
     assert "isobn-finetune" in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize("family", ["distilbert", "electra", "modernbert"])
+def test_a_tokenizer_with_token_types_gives_only_what_the_stock_model_takes(
+    cli: Cli, tmp_path: Path, glue_dir: Path, family: str
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    run = make_run(tmp_path / "run", "rte", str(glue_dir), family=family, **_one_type(family))
+    create_tokenizer("bert").save_pretrained(run / "model")
+
+    outcome = cli("export", "--model", run, "--format", "hf", "--output-dir", tmp_path / "out")
+
+    assert outcome.code == 0, outcome.stderr
+    batch = AutoTokenizer.from_pretrained(tmp_path / "out")("a dog", "the cat", return_tensors="pt")
+    assert "token_type_ids" not in batch
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")(**batch).logits.shape == (1, 2)
+
+
+def _one_type(family: str) -> dict[str, Any]:
+    return {"type_vocab_size": 1} if family == "electra" else {}
 
 
 def test_a_run_whose_data_is_gone_is_checked_on_the_demo(cli: Cli, tmp_path: Path) -> None:
