@@ -33,9 +33,9 @@ Table = list[list[str]]
 
 def score_table(report: Report) -> Table:
     """Tasks across, model and norm down, the average over tasks last; the first row is the head."""
-    metrics = {cell.task: METRIC_NAMES.get(cell.metric, cell.metric) for cell in report.cells}
+    metrics = {cell.task: METRIC_NAMES.get(cell.metric, cell.metric) for cell in report.cells if cell.metric}
     several = len(report.tasks) > 1
-    head = ["model", "norm", *(f"{title_of(task)} {metrics[task]}" for task in report.tasks)]
+    head = ["model", "norm", *(f"{title_of(task)} {metrics.get(task, '')}".rstrip() for task in report.tasks)]
     rows = [head + ["average"] * several]
     for model in report.models:
         for norm in report.norms(model):

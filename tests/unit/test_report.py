@@ -144,6 +144,9 @@ def test_bad_runs_are_listed_counted_and_unequal_seeds_said(tmp_path: Path) -> N
     add(tmp_path, "isobn", 6, 30, status="failed", score=None, reason=f"{tmp_path}/secret/place.tsv is gone")
     (add(tmp_path, "isobn", 7, 30) / "result.json").unlink()
     report = create_report([tmp_path])
+    (add(tmp_path, "batchnorm", 1, 30) / "result.json").unlink()
+    head = score_table(create_report([tmp_path]))[0]
+    assert head[2] == "RTE accuracy"  # though one norm has no result yet
     assert score_table(report)[1][2] == "75.00 ± 37.50 (1 collapsed)"
     assert score_table(report)[2][2] == "75.00 ± 0.00 (1 diverged, 1 failed)"
     text = format_markdown(report, [])
