@@ -39,6 +39,7 @@ class RunFolder:
         self.curves = self.path / "curves.png"
         self.model = self.path / "model"
         self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"  # where train.report_to asks for it
 
     def read_result(self) -> dict[str, Any] | None:
         """Reads ``result.json``; ``None`` where the run is not over.

@@ -6,8 +6,10 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from isobn_finetune.errors import ConfigError
+from isobn_finetune.run_folder import RunFolder
 
 
 def check_tracker(report_to: str) -> None:
@@ -22,3 +24,13 @@ def check_tracker(report_to: str) -> None:
         raise ConfigError(
             "train.report_to: wandb has no key and no terminal to ask on; set WANDB_API_KEY or WANDB_MODE=offline"
         )
+
+
+def create_tracker_callbacks(report_to: str, folder: RunFolder) -> list[Any]:
+    """Callbacks for trackers that need more than their name: TensorBoard's files go into the run folder."""
+    if report_to != "tensorboard":
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(str(folder.tensorboard)))]

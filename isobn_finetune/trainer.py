@@ -199,7 +199,9 @@ def create_training_arguments(config: RunConfig, folder: Path, precision: str, d
         use_cpu=precision == "bf16" and not torch.cuda.is_available(),
         bf16=precision == "bf16",
         fp16=precision == "fp16",
-        report_to=train.report_to,
+        # TensorBoard gets a writer of our own: the Trainer would put its files among the checkpoints, which go.
+        report_to="none" if train.report_to == "tensorboard" else train.report_to,
+        run_name=f"{config.task}-{config.norm.name}-seed_{config.seed}",
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),  # else torch warns at every epoch
         disable_tqdm=True,  # we have a bar of our own

@@ -35,6 +35,7 @@ from isobn_finetune.results import RunResult, describe_environment, write_predic
 from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
 from isobn_finetune.saved_model import save_model
 from isobn_finetune.speed import create_collator, fast_cpu_layers
+from isobn_finetune.trackers import create_tracker_callbacks
 from isobn_finetune.trainer import SentenceTrainer, create_training_arguments, predict_labels, score_logits
 
 logger = logging.getLogger(__name__)
@@ -162,7 +163,8 @@ def _train_and_score(
 
     interrupt, skipped = Interrupt(), SkippedSteps(config.train.max_skipped_steps)
     progress = Progress(f"{spec.title}, {config.norm.name}")
-    trainer = _create_trainer(config, folder, inputs, [skipped, interrupt, progress])
+    trackers = create_tracker_callbacks(config.train.report_to, folder)
+    trainer = _create_trainer(config, folder, inputs, [skipped, interrupt, progress, *trackers])
     skipped.trainer = trainer
     started = time.perf_counter()
     try:
