@@ -128,7 +128,7 @@ class RunFolder:
     def clear(self) -> None:
         """Removes what a run wrote, and nothing else."""
         files = (self.result, self.config, self.history, self.curves)
-        for path in (*files, self.checkpoints, self.predictions, self.model):
+        for path in (*files, self.checkpoints, self.predictions, self.model, self.tensorboard):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
