@@ -43,15 +43,19 @@ def read_text(path: Path) -> str:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error}).") from error
-    try:
-        text = data.decode("utf-8")
-        bad = data.find(b"\0")
-    except UnicodeDecodeError as error:
-        text, bad = "", error.start
+    text, bad = decode_utf8(data)
     if bad >= 0:
         line = data.count(b"\n", 0, bad) + 1
         raise DataError(f"{path}: line {line}: byte 0x{data[bad]:02x} is not UTF-8 text. Save the file as UTF-8.")
     return text.removeprefix("\ufeff")
+
+
+def decode_utf8(data: bytes) -> tuple[str, int]:
+    """Returns the text and -1, or where the first byte stands that is no UTF-8, or NUL, which no text has."""
+    try:
+        return data.decode("utf-8"), data.find(b"\0")
+    except UnicodeDecodeError as error:
+        return "", error.start
 
 
 def split_lines(text: str) -> list[str]:

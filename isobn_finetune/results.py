@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 
-from isobn_finetune.errors import DataError
+from isobn_finetune.config import RunConfig
+from isobn_finetune.errors import DataError, IsobnError
 from isobn_finetune.run_folder import RunFolder, dump_json, to_strict, write_json, write_text
 from isobn_finetune.tasks import TaskSpec
 
@@ -47,6 +48,21 @@ class RunResult:
     data: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     reason: str | None = None
+
+    @classmethod
+    def begin(cls, config: RunConfig, output_dir: Path, **known: Any) -> RunResult:
+        """The result of a run that has not come to its end, and so counts as failed until it has."""
+        return cls(
+            output_dir=str(output_dir),
+            status="failed",
+            task=config.task,
+            model=config.model.name,
+            norm=config.norm.model_dump(),
+            seed=config.seed,
+            primary_metric=config.best_metric,
+            environment=describe_environment(),
+            **known,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``result.json`` holds."""
@@ -108,6 +124,11 @@ def describe_environment() -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
     }
+
+
+def explain_failure(error: BaseException) -> str:
+    """What a result file says of an error. The text of an unforeseen one may quote rows of the data."""
+    return str(error) if isinstance(error, IsobnError | OSError) else type(error).__name__
 
 
 def write_result_if_possible(folder: RunFolder, result: RunResult) -> None:

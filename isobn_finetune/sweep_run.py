@@ -151,28 +151,16 @@ def best_source(run: PlannedRun, sweep_dir: Path) -> Path:
 
 def _record_failure(run: PlannedRun, folder: RunFolder, error: Exception, seconds: float) -> RunState:
     """Writes ``result.json`` where the run did not come to write it itself."""
-    from isobn_finetune.results import RunResult, describe_environment, write_result_if_possible
+    from isobn_finetune.results import RunResult, explain_failure, write_result_if_possible
 
     if folder.result.is_file():
         return read_state(folder)
-    # The text of an unforeseen error may quote rows of the data.
-    reason = str(error) if isinstance(error, IsobnError | OSError) else type(error).__name__
+    reason = explain_failure(error)
     if isinstance(error, ConfigError) and folder.is_occupied():  # the run here is another one: leave it alone
         return RunState("failed", reason=reason)
     config = run.config
-    result = RunResult(
-        output_dir=str(folder.path),
-        status="failed",
-        task=config.task,
-        model=config.model.name,
-        norm=config.norm.model_dump(),
-        seed=config.seed,
-        primary_metric=config.best_metric,
-        train={"seconds": round(seconds, 3)},
-        data={"source": config.data.source},
-        environment=describe_environment(),
-        reason=reason,
-    )
+    spent, data = {"seconds": round(seconds, 3)}, {"source": config.data.source}
+    result = RunResult.begin(config, folder.path, train=spent, data=data, reason=reason)
     if not folder.config.exists():
         with contextlib.suppress(IsobnError):
             folder.start(config)

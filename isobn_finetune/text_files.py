@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from isobn_finetune.errors import ConfigError, DataError
+from isobn_finetune.readers import decode_utf8
 from isobn_finetune.tasks import TaskSpec
 
 FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".txt": "lines"}
@@ -131,11 +132,7 @@ def _find_wanted(spec: TaskSpec) -> _Wanted:
 def _decode(stream: BinaryIO, where: str) -> Iterator[tuple[int, str]]:
     r"""Lines by 1-based number, with the ``\n`` that ends them, and without a byte-order mark."""
     for number, data in enumerate(stream, 1):
-        try:
-            text = data.decode("utf-8")
-            bad = data.find(b"\0")
-        except UnicodeDecodeError as error:
-            text, bad = "", error.start
+        text, bad = decode_utf8(data)
         if bad >= 0:
             raise DataError(
                 f"{where}: line {number}: byte 0x{data[bad]:02x} is not UTF-8 text. Save the file as UTF-8."

@@ -25,13 +25,13 @@ from isobn_finetune.callbacks import (
 )
 from isobn_finetune.config import RunConfig, slugify
 from isobn_finetune.encoding import EncodeRows, Feature, encode
-from isobn_finetune.errors import ConfigError, DivergedError, InterruptedRunError, IsobnError
+from isobn_finetune.errors import ConfigError, DivergedError, InterruptedRunError
 from isobn_finetune.inference import IsotropyProbe, compute_logits
 from isobn_finetune.inputs import Inputs, load_inputs
 from isobn_finetune.metrics import is_collapsed
 from isobn_finetune.model_card import write_model_card
 from isobn_finetune.plots import plot_curves
-from isobn_finetune.results import RunResult, describe_environment, write_predictions, write_result_if_possible
+from isobn_finetune.results import RunResult, explain_failure, write_predictions, write_result_if_possible
 from isobn_finetune.run_folder import RunFolder, replace_folder, write_json
 from isobn_finetune.saved_model import save_model
 from isobn_finetune.speed import create_collator, fast_cpu_layers
@@ -65,29 +65,15 @@ def fine_tune(
         return finished
     inputs = load_inputs(config, encode_rows)
     checkpoint = _prepare_folder(folder, config, inputs, resume, overwrite)
-    result = RunResult(
-        output_dir=str(folder.path),
-        status="failed",
-        task=config.task,
-        model=config.model.name,
-        norm=config.norm.model_dump(),
-        seed=config.seed,
-        primary_metric=config.best_metric,
-        data={
-            "source": config.data.source,
-            "rows": inputs.rows,
-            "fingerprint": inputs.fingerprint,
-        },
-        environment=describe_environment(),
-    )
+    data = {"source": config.data.source, "rows": inputs.rows, "fingerprint": inputs.fingerprint}
+    result = RunResult.begin(config, folder.path, data=data)
     try:
         _train_and_score(config, folder, inputs, checkpoint, result)
     except (InterruptedRunError, KeyboardInterrupt):
         raise
     except Exception as error:
         result.status = "diverged" if isinstance(error, DivergedError) else "failed"
-        # The text of an unforeseen error may quote rows of the data.
-        result.reason = str(error) if isinstance(error, IsobnError | OSError) else type(error).__name__
+        result.reason = explain_failure(error)
         write_result_if_possible(folder, result)
         raise
     return result
