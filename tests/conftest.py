@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,3 +186,40 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(int(leaving.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def run(cli: Callable[..., Any], bert_dir: Path, glue_dir: Path, tmp_path: Path) -> Callable[..., Any]:
+    """``run("rte", "--norm", "none", into="out")``: two epochs of two steps on the small BERT, in fp32."""
+
+    def call(task: str, *options: object, into: str = "out", model: Any = bert_dir, data: Any = glue_dir) -> Any:
+        base = ["--task", task, "--model", model, "--data", data, "--output-dir", tmp_path / into]
+        base += ["--precision", "fp32", "--epochs", 2, "--batch-size", 4, "--learning-rate", 1e-3]
+        return cli("run", *base, *options)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, bert_dir: Path, glue_dir: Path) -> Path:
+    """A finished run of RTE with IsoBN. Tests only read it."""
+    from isobn_finetune import RunConfig, fine_tune
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    values = {
+        "task": "rte",
+        "model": {"name": str(bert_dir)},
+        "data": {"source": str(glue_dir)},
+        "norm": {"name": "isobn"},
+        "precision": "fp32",
+        "output_dir": str(folder),
+        "train": {"epochs": 2, "batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1},
+    }
+    fine_tune(RunConfig.model_validate(values))
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished, tmp_path / "copied"))
