@@ -13,15 +13,16 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from isobn_finetune.analysis import Analysis, EmbeddedTask, measure_embeddings, note_comparison
-from isobn_finetune.data import load_splits
+from isobn_finetune.data import DEMO, HUB, load_splits
 from isobn_finetune.encoding import Feature, PaddingCollator, encode, limit_length
-from isobn_finetune.errors import ConfigError
+from isobn_finetune.errors import ConfigError, IsobnError
 from isobn_finetune.hub import resolve_model
 from isobn_finetune.isotropy import CovarianceAccumulator, compute_measures
 from isobn_finetune.loading import create_model, load_config, load_model, load_tokenizer
 from isobn_finetune.modeling import IsobnConfig, IsobnForSequenceClassification
 from isobn_finetune.norms import create_norm
 from isobn_finetune.run_folder import RunFolder
+from isobn_finetune.saved_model import read_run_config
 from isobn_finetune.tasks import TaskSpec, get_task, nearest
 
 REPRESENTATIONS = ("pooler", "cls", "mean")
@@ -51,7 +52,7 @@ def analyze(
         model: ``tiny``, a folder with an encoder or a saved classifier, a run folder, or a hub id.
         tasks: Task names.
         norms: Names, or ``{"name": ..., **options}``; ``none`` is always among them.
-        source: ``hub``, ``demo`` or a folder; the default is ``demo`` for ``tiny``, else ``hub``.
+        source: ``hub``, ``demo`` or a folder; the default is a run's own data, ``demo`` for ``tiny``, else ``hub``.
         split: Which split to embed.
         max_rows: Embed the first rows only.
         representation: ``pooler``, ``cls`` or ``mean``; the default is the model's own pooling, and ``cls`` beside it.
@@ -71,9 +72,12 @@ def analyze(
     _check_options(specs, split, max_rows, representation, top_k, max_length, batch_size)
     if output_dir is not None:
         RunFolder(output_dir).check_usable()
-    source = source or ("demo" if model == "tiny" else "hub")
     encoder = Encoder(model, specs[0], representation, trust_remote_code)
-    other = Encoder(compare_to, specs[0], representation, trust_remote_code) if compare_to is not None else None
+    source = source or encoder.source
+    other = _open_other(compare_to, specs[0], representation, trust_remote_code)
+    width = encoder.model.config.hidden_size
+    if top_k > width:
+        raise ConfigError(f"--top-k {top_k}: {model} has {width} dimensions. Choose {width} or less.")
     rows = {spec.name: _load_rows(spec, source, split, max_rows) for spec in specs}
 
     result = Analysis(model, split, source, max(top_k, 3), compare_to, [])
@@ -81,6 +85,8 @@ def analyze(
         compared = other.embed(rows[spec.name], spec, max_length, batch_size) if other is not None else {}
         labels = np.array(rows[spec.name]["label"])
         for name, embeddings in encoder.embed(rows[spec.name], spec, max_length, batch_size).items():
+            if not np.isfinite(embeddings).all(axis=1).any():
+                raise IsobnError(f"{model}: no embedding of {spec.title} is finite; its weights are damaged")
             trained = encoder.trained_norm if name == encoder.pooling else None
             task = measure_embeddings(spec, name, embeddings, labels, norm_options, trained, result.top_k)
             if name in compared:
@@ -104,6 +110,7 @@ class Encoder:
         representations: What it gives, the main one first.
         pooling: Which of them a classifier's norm stands on.
         trained_norm: Options and norm of a saved classifier; ``None`` for an encoder, and where there is no norm.
+        source: Where a run's own rows came from; ``demo`` for ``tiny``, else ``hub``.
         pooler_is_new: True where no checkpoint holds weights for the pooler.
     """
 
@@ -112,6 +119,9 @@ class Encoder:
         config = load_config(folder, trust_remote_code)
         is_saved = isinstance(config, IsobnConfig)
         self.name = name
+        run_config = read_run_config(folder)
+        own = DEMO if name == "tiny" else HUB
+        self.source = run_config.data.source if run_config is not None else own
         self.model: IsobnForSequenceClassification
         self.trained_norm: tuple[dict[str, Any], nn.Module] | None = None
         if is_saved:
@@ -171,6 +181,18 @@ class Encoder:
             f"{self.name} has no trained pooler: its dense layer is freshly drawn, so the pooler output tells of "
             "random weights too. Look at cls or mean."
         )
+
+
+def _open_other(
+    name: str | None, spec: TaskSpec, representation: str | None, trust_remote_code: bool
+) -> Encoder | None:
+    """The model of ``--compare-to``; what is wrong with it is said of that option."""
+    if name is None:
+        return None
+    try:
+        return Encoder(name, spec, representation, trust_remote_code)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--model", "--compare-to", 1)) from error
 
 
 def _compare(task: EmbeddedTask, embeddings: np.ndarray, model: str, top_k: int) -> None:

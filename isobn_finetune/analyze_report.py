@@ -6,6 +6,7 @@ import base64
 import csv
 import html
 import io
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ def list_notes(analysis: Analysis) -> list[str]:
 
 
 def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
-    """Writes ``analyze.{json,csv,md,html}`` and ``plots/``; each file whole or not at all.
+    """Writes ``analyze.{json,csv,md,html}`` and ``plots/``, all of it or nothing.
 
     Returns:
         What was written, ``analyze.html`` last.
@@ -135,14 +136,23 @@ def write_analysis(analysis: Analysis, folder: Path) -> list[Path]:
         ConfigError: The folder cannot be written.
     """
     try:
-        (folder / "plots").mkdir(parents=True, exist_ok=True)
-        figures = [figure for task in analysis.tasks for figure in _draw(analysis, task, folder / "plots")]
-        write_json(folder / "analyze.json", analysis.to_json())
-        write_text(folder / "analyze.csv", create_csv(analysis))
-        write_text(folder / "analyze.md", create_markdown(analysis, folder, figures))
-        write_text(folder / "analyze.html", create_page(analysis, figures))
+        folder.mkdir(parents=True, exist_ok=True)
+        # Drawing takes a while: whoever interrupts it finds nothing, or what an earlier analysis left.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".analyze.") as name:
+            stage = Path(name)
+            (stage / "plots").mkdir()
+            drawn = [figure for task in analysis.tasks for figure in _draw(analysis, task, stage / "plots")]
+            write_json(stage / "analyze.json", analysis.to_json())
+            write_text(stage / "analyze.csv", create_csv(analysis))
+            write_text(stage / "analyze.md", create_markdown(analysis, stage, drawn))
+            write_text(stage / "analyze.html", create_page(analysis, drawn))
+            for path in sorted(path for path in stage.rglob("*") if path.is_file()):
+                target = folder / path.relative_to(stage)
+                target.parent.mkdir(exist_ok=True)
+                path.replace(target)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot write here ({error.strerror}). Choose another --output-dir.") from None
+    figures = [folder / figure.relative_to(stage) for figure in drawn]
     return [*figures, *(folder / f"analyze.{kind}" for kind in ("json", "csv", "md", "html"))]
 
 

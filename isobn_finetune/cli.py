@@ -142,9 +142,9 @@ def _call(command: Callable[[], Any], debug: bool) -> int:
     error: BaseException
     try:
         code = command()
+        if code == 130:  # what Typer makes of Ctrl-C, without a word
+            print("isobn-finetune: interrupted", file=sys.stderr)
         return code if isinstance(code, int) else 0
-    except typer.Exit as exit_request:
-        return exit_request.exit_code
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has closed it
         return 1

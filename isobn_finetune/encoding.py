@@ -27,9 +27,7 @@ def limit_length(max_length: int, family: Family, encoder_config: Any) -> int:
     limit = family.get_max_length(encoder_config)
     if limit is None or max_length <= limit:
         return max_length
-    logger.info(
-        "data.max_length %d is more than this %s takes: rows are cut at %d tokens.", max_length, family.title, limit
-    )
+    logger.info("Max length %d is more than this %s takes: rows are cut at %d tokens.", max_length, family.title, limit)
     return limit
 
 

@@ -117,7 +117,7 @@ def open_model(name: str, task: str | None = None) -> SavedModel:
     _check_run(name)
     folder = resolve_model(name)
     model, tokenizer = _load(folder)
-    run_config = _read_run_config(folder)
+    run_config = read_run_config(folder)
     spec, order = match_labels(name, model.config, asked or _find_task(model.config, run_config))
     if torch.cuda.is_available():
         model.to("cuda")
@@ -132,7 +132,8 @@ def _check_run(name: str) -> None:
             raise ConfigError(f"--model {name}: {folder.describe()} that left no model; finish it, or choose another")
 
 
-def _read_run_config(model_dir: Path) -> RunConfig | None:
+def read_run_config(model_dir: Path) -> RunConfig | None:
+    """Config of the run whose ``model`` folder this is; ``None`` where there is none, or it cannot be read."""
     path = model_dir.parent / "config.yaml"
     if model_dir.name != "model" or not path.is_file():
         return None

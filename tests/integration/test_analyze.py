@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from isobn_finetune import analyze_report
 from isobn_finetune.analyze import Encoder, analyze
-from isobn_finetune.errors import ConfigError
+from isobn_finetune.errors import ConfigError, IsobnError
 from isobn_finetune.isotropy import explained_variance
 from isobn_finetune.loading import create_model
 from isobn_finetune.tasks import get_task
@@ -176,9 +176,10 @@ def test_a_pooler_that_no_checkpoint_holds_is_pointed_out(encoder_dir: Path, dat
         ({"representation": "max"}, "Known: pooler, cls, mean"),
         ({"max_rows": 1}, "max-rows 1"),
         ({"top_k": 0}, "top-k 0"),
+        ({"top_k": 17}, "top-k 17: .* has 16 dimensions"),
         ({"source": "nowhere"}, "no such folder"),
         ({"model": "no/such/model/here"}, "no/such/model/here"),
-        ({"compare_to": "no/such/model/here"}, "no/such/model/here"),
+        ({"compare_to": "no/such/model/here"}, "^--compare-to .*no/such/model/here"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(
@@ -216,6 +217,39 @@ def test_interrupting_while_embedding_leaves_nothing(
         analyze(str(encoder_dir), ["rte"], source=str(data_dir), output_dir=tmp_path / "out")
     assert len(calls) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_interrupting_while_drawing_leaves_nothing_half_written(
+    encoder_dir: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = analyze_report._draw
+
+    def draw_and_interrupt(*args: Any) -> None:
+        assert draw(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(analyze_report, "_draw", draw_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        analyze(str(encoder_dir), ["rte"], source=str(data_dir), output_dir=tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_model_whose_embeddings_are_never_finite_is_refused(
+    encoder_dir: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    model = BertModel.from_pretrained(encoder_dir)
+    with torch.no_grad():
+        model.embeddings.LayerNorm.weight.fill_(float("nan"))
+    model.save_pretrained(tmp_path / "nan")
+    BertTokenizerFast.from_pretrained(encoder_dir).save_pretrained(tmp_path / "nan")
+    with pytest.raises(IsobnError, match="no embedding of RTE is finite") as caught:
+        analyze(str(tmp_path / "nan"), ["rte"], source=str(data_dir), output_dir=tmp_path / "out")
+    assert caught.value.exit_code == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_run_folder_is_analyzed_on_its_own_data(run_dir: Path, data_dir: Path) -> None:
+    (run_dir / "config.yaml").write_text(f"task: rte\ndata: {{source: {data_dir}}}\n")
+    assert analyze(str(run_dir), ["rte"]).source == str(data_dir)
 
 
 REAL = {  # first 3000 training rows, or all 2490: norm to EV_1, EV_2, EV_3

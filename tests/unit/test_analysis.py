@@ -157,7 +157,7 @@ def test_undefined_embeddings_give_files_with_nulls_and_the_reason(
     assert "No measure is defined" in analyze_report.format_analysis(analysis)
     for kind in ("csv", "md", "html"):
         assert "nan" not in (tmp_path / f"analyze.{kind}").read_text().lower()
-    assert list((tmp_path / "plots").iterdir()) == []
+    assert not (tmp_path / "plots").exists()
     assert len(recwarn) == 0
 
 

@@ -139,7 +139,8 @@ def test_a_config_file_yields_to_set_and_set_to_named_options(
     path = tmp_path / "c.yaml"
     path.write_text("task: rte\nmodel: tiny\nseed: 1\ntrain: {epochs: 1, batch_size: 2, max_steps: 1}\n")
     options = ["--set", "train.batch_size=3", "--set", "seed=2", "--set", "train.max_steps=null", "--seed", 3]
-    assert cli("run", "--config", path, *options).code == 130
+    outcome = cli("run", "--config", path, *options)
+    assert outcome.code == 130 and outcome.error == "isobn-finetune: interrupted"
     config = seen[0]
     assert (config.train.epochs, config.train.batch_size, config.train.max_steps, config.seed) == (1, 3, None, 3)
 
